@@ -1,0 +1,65 @@
+"""The one call behind every integration: a chat request in, chunks out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dlite_agent.chat.messages import JSON, Message, ToolSpec
+from dlite_agent.config import HistoryMode, SamplingParams
+from dlite_agent.outputs import Generation, GenerationChunk
+
+__all__ = ["ChatBackend", "ChatRequest"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """One turn, as every host asks for it.
+
+    Attributes:
+        messages: The whole history, normalised (`chat.openai_format.messages_from_openai`).
+        tools: What the model may call.
+        sampling: Unset fields come from the checkpoint.
+        session_hint: Where to look first (a thread id, a prompt cache key). Never proof.
+        template_kwargs: Extra variables of the chat template, e.g. `{"enable_thinking": False}`.
+        history: Overrides the engine's mode for this call; None keeps it.
+        stop: Stop strings; a non-empty tuple is refused until the engine supports them.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    session_hint: str | None = None
+    template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
+    history: HistoryMode | None = None
+    stop: tuple[str, ...] = ()
+
+
+class ChatBackend(Protocol):
+    """What `Engine`, a remote engine and the scripted double have in common.
+
+    Closing or cancelling an iterator cancels the turn within one prefill chunk or one round.
+    """
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together. Loads the model when that was not done yet."""
+        ...
+
+    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]: ...
+
+    def generate(self, request: ChatRequest) -> Generation: ...
+
+    def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]: ...
+
+    async def agenerate(self, request: ChatRequest) -> Generation: ...
+
+    def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
+        """Exact prompt length of these messages as they would be rendered, without a generation prompt."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""`dlite-agent bench`: measurements, never timed tests."""

@@ -1,0 +1,1 @@
+"""The `dlite-agent` command, one file a verb."""

@@ -1,0 +1,1 @@
+"""The one decode loop: draft, verify, commit."""

@@ -1,0 +1,94 @@
+"""What a drafter is: something that proposes tokens, with or without a state of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dlite_agent.models.target import TargetHidden
+from dlite_agent.sampling import KeyedNoise
+
+__all__ = ["DraftBlock", "DraftState", "Drafter", "Requires"]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """k >= 0 proposed tokens.
+
+    Attributes:
+        token_ids: In the target's vocabulary.
+        confidence: Per token, in [0, 1]; empty when unknown.
+        source: Where the block came from, for statistics.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    confidence: tuple[float, ...] = ()
+    source: str = "null"
+
+
+@dataclass(frozen=True, slots=True)
+class Requires:
+    """Which taps the loop must capture for a drafter.
+
+    Attributes:
+        layer_ids: Layers to tap; empty for none.
+        positions: `last` needs only the row whose logits gave the pending token; `all` needs every committed row.
+    """
+
+    layer_ids: tuple[int, ...] = ()
+    positions: Literal["none", "last", "all"] = "none"
+
+
+class DraftState(Protocol):
+    """A drafter's own history of one session; DLite's is None."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class Drafter(Protocol):
+    """Proposes blocks. Stateless itself: whatever it remembers of a session is in the `DraftState`.
+
+    The loop keeps the state in step with the session: every token id that the session holds, pending included, has been
+    given to `start` or `commit`, in order.
+    """
+
+    name: str
+    requires: Requires
+
+    def start(self, token_ids: list[int]) -> DraftState | None:
+        """State for a session that holds these ids. History-free drafters return None."""
+        ...
+
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        """Propose at most `budget` tokens to follow `pending`.
+
+        Args:
+            state: As kept for this session.
+            pending: The sampled token that is not in the KV yet, [already committed to `state`].
+            hidden: Taps of the row whose logits gave `pending`, [T, 1, E], when `requires` asks for them.
+            position: Position of `pending`; the first proposed token would stand at `position + 1`.
+            noise: The turn's noise, so that a drafter draws as the target will.
+            budget: Most tokens that can be used; may be 0.
+        """
+        ...
+
+    def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
+        """Append ids that the session now holds."""
+        ...
+
+    def truncate_to(self, state: DraftState | None, length: int) -> None:
+        """Forget all ids from `length` on."""
+        ...
+
+    def fork(self, state: DraftState | None) -> DraftState | None:
+        """An independent copy."""
+        ...

@@ -1,0 +1,1 @@
+"""What a host imports, one file a host."""

@@ -1,0 +1,1 @@
+"""The target model: weights, forward, KV pool."""

@@ -1,0 +1,111 @@
+"""What the decode loop needs of a target model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from dlite_agent.models.kv_pool import KVCache
+
+__all__ = ["TargetConfig", "TargetHidden", "TargetModel", "TargetOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """Shape of a dense decoder of the Qwen3 family.
+
+    Attributes:
+        architecture: The checkpoint's own name, e.g. `Qwen3ForCausalLM`.
+        vocab_size: V, rows of the vocabulary projection.
+        hidden_size: E.
+        num_layers: L.
+        num_heads: H query heads.
+        num_kv_heads: K key and value heads; H is a multiple.
+        head_dim: D.
+        intermediate_size: Width of the SwiGLU.
+        rms_norm_eps: Epsilon of every RMSNorm.
+        rope_theta: Base of the rotary embedding.
+        max_position_embeddings: Most positions that the checkpoint was made for.
+        tie_word_embeddings: The head is the embedding.
+        eos_token_ids: Ids that end a turn (from generation_config.json, else config.json).
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: tuple[int, ...]
+
+    def kv_bytes_per_token(self, itemsize: int) -> int:
+        """Bytes of keys and values of one token, all layers, at `itemsize` bytes an element."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class TargetHidden:
+    """Captured hidden states.
+
+    Attributes:
+        states: [T, Q, E], the **raw residual stream after decoder layer** `layer_ids[t]`, before any final norm. (The last
+            entry of transformers' `hidden_states` is after the norm; this is not.)
+        layer_ids: T ascending layer numbers, from 0.
+    """
+
+    states: Tensor
+    layer_ids: tuple[int, ...]
+
+    def row(self, index: int) -> TargetHidden:
+        """The taps of one input row, [T, 1, E]; a view."""
+        return TargetHidden(self.states[:, index : index + 1], self.layer_ids)
+
+
+class TargetOutput(NamedTuple):
+    """Logits [R, V] of the rows that were asked for, in float32 (float64 for a float64 model), and taps of all Q rows."""
+
+    logits: Tensor
+    hidden: TargetHidden | None
+
+
+class TargetModel(Protocol):
+    """A target. Owns its weights and its KV pool; used by one thread at a time."""
+
+    config: TargetConfig
+    device: torch.device
+    dtype: torch.dtype
+    rows_computed: int
+    """Every row that `forward` computed since it was loaded."""
+
+    def new_cache(self) -> KVCache:
+        """An empty cache of this model's pool."""
+        ...
+
+    def forward(
+        self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Compute Q rows at positions `kv.length .. kv.length + Q - 1`.
+
+        Writes Q **tentative** KV rows behind `kv.length`, which does not move: `kv.commit(n)` keeps the first n,
+        anything that appends or truncates drops the rest.
+
+        Args:
+            token_ids: [Q] int64.
+            kv: The cache to attend to and to write to.
+            logits_for: R row numbers in [0, Q); may be empty (prefill chunks), then logits is [0, V].
+            taps: Layers whose residual stream is captured.
+
+        Raises:
+            CapacityError: The pool has no room for Q rows; the cache is unchanged.
+        """
+        ...

@@ -1,0 +1,122 @@
+"""What a turn returns: chunks while it runs, a message and the turn's statistics at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
+
+__all__ = ["FinishReason", "Generation", "GenerationChunk", "Replay", "TurnStats"]
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+Replay = Literal["generated", "rendered"]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStats:
+    """The figures of one turn. Times are seconds of `time.perf_counter`; counts are tokens.
+
+    Attributes:
+        session_id: The session that holds this turn's KV.
+        origin: Why that session was chosen: `tool_call`, `hint`, `prefix` or `cold`.
+        prompt_tokens: Tokens of the prompt, cached ones included.
+        new_tokens: Prompt tokens that no earlier turn of this session rendered or sampled.
+        cached_tokens: Prompt tokens whose KV was reused.
+        prefilled_tokens: Rows computed outside decode rounds in this turn, counted in the forward.
+        rewound_tokens: Tokens that the session dropped before the prefill.
+        completion_tokens: Sampled tokens, the stop token included.
+        reasoning_tokens: Those of them inside a thought.
+        rounds: Decode rounds (target forwards after the prefill).
+        drafted_tokens: Tokens that drafters proposed.
+        accepted_tokens: Proposed tokens that the target confirmed.
+        queue_s: Waiting for the worker.
+        render_s: Messages to token ids.
+        prefill_s: Sync, until the first token's logits.
+        decode_s: All rounds.
+        ttft_s: From the request to the first sampled token.
+        total_s: From the request to the end.
+        replayed: For each assistant message of the prompt: spliced as generated, or rendered.
+        diverged_message: Index of the first message that differs from what the session holds, or None.
+        prompt_hash: blake2b-128 of the prompt's ids, hex: what "lossless" is relative to.
+        seed: The seed in use.
+        sampling: The resolved sampling parameters (temperature, top_k, top_p, max_tokens).
+        drafter: Which drafter ran.
+        notes: Oddities that the caller may want to know, once each, for a person.
+    """
+
+    session_id: str = ""
+    origin: str = "cold"
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    cached_tokens: int = 0
+    prefilled_tokens: int = 0
+    rewound_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    queue_s: float = 0.0
+    render_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+    replayed: tuple[Replay, ...] = ()
+    diverged_message: int | None = None
+    prompt_hash: str = ""
+    seed: int = 0
+    sampling: dict[str, float | int] = field(default_factory=dict)
+    drafter: str = "null"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def acceptance_length(self) -> float:
+        """Committed tokens per round, the bonus included, the prefill's token excluded (τ); 0 without a round."""
+        if not self.rounds:
+            return 0.0
+        return (self.completion_tokens - 1) / self.rounds
+
+    @property
+    def model_s(self) -> float:
+        """Seconds in which the model computed: prefill and decode."""
+        return self.prefill_s + self.decode_s
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationChunk:
+    """What one round added.
+
+    Attributes:
+        deltas: Typed text; may be empty while a marker or a half character is held back.
+        token_ids: The ids that were committed.
+        finish_reason: Set on the last chunk only.
+        stats: Set on the last chunk only.
+        generation: The whole answer, set on the last chunk only.
+    """
+
+    deltas: tuple[Delta, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    stats: TurnStats | None = None
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished turn.
+
+    Attributes:
+        message: The assistant's message, calls parsed.
+        finish_reason: `length` wins over `tool_calls`.
+        stats: Figures of the turn.
+        token_ids: All sampled ids, the stop token included.
+        unparsed: Call regions that are no call, in order.
+    """
+
+    message: Message
+    finish_reason: FinishReason
+    stats: TurnStats
+    token_ids: tuple[int, ...] = ()
+    unparsed: tuple[UnparsedToolCall, ...] = ()

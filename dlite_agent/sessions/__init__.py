@@ -1,0 +1,1 @@
+"""Timelines of token ids with the target's KV. Knows no message."""
