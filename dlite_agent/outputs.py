@@ -112,6 +112,7 @@ class Generation:
         finish_reason: `length` wins over `tool_calls`.
         stats: Figures of the turn.
         token_ids: All sampled ids, the stop token included.
+        prompt_token_ids: The prompt's ids, as the target saw them: what "lossless" is relative to.
         unparsed: Call regions that are no call, in order.
     """
 
@@ -119,4 +120,5 @@ class Generation:
     finish_reason: FinishReason
     stats: TurnStats
     token_ids: tuple[int, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
     unparsed: tuple[UnparsedToolCall, ...] = ()
