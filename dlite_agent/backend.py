@@ -43,23 +43,35 @@ class ChatBackend(Protocol):
     """
 
     @property
-    def model_name(self) -> str: ...
+    def model_name(self) -> str:
+        """What was asked for: `nano`, a folder or a hub name."""
+        ...
 
     @property
     def max_context(self) -> int:
         """Most tokens of prompt and answer together. Loads the model when that was not done yet."""
         ...
 
-    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]: ...
-
-    def generate(self, request: ChatRequest) -> Generation: ...
-
-    def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]: ...
-
-    async def agenerate(self, request: ChatRequest) -> Generation: ...
-
-    def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
-        """Exact prompt length of these messages as they would be rendered, without a generation prompt."""
+    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
+        """Run a turn, a chunk a round; the last chunk carries the whole answer and its stats."""
         ...
 
-    def close(self) -> None: ...
+    def generate(self, request: ChatRequest) -> Generation:
+        """Run a turn to its end."""
+        ...
+
+    def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
+        """`stream` for asyncio; never blocks the loop."""
+        ...
+
+    async def agenerate(self, request: ChatRequest) -> Generation:
+        """`generate` for asyncio; never blocks the loop."""
+        ...
+
+    def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
+        """Exact prompt length of these messages when rendered, without a generation prompt."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what runs and give the memory back; may be called twice."""
+        ...

@@ -13,8 +13,8 @@ from typing import Literal
 from dlite_agent.errors import ConfigurationError
 
 __all__ = [
-    "Device",
     "DType",
+    "Device",
     "EngineConfig",
     "HistoryMode",
     "Isolation",
@@ -38,16 +38,18 @@ class EngineConfig:
         drafter: `"auto"`, `"null"` (plain decoding) or `"lookup"` (copies from the session).
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
-        dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it, else float32.
-        max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint allows.
+        dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it, else
+            float32.
+        max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint
+            allows.
         max_kv_bytes: Budget of the KV pool in bytes; None: a quarter of the free memory.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
         reuse: `"session"`; `"prefix"` (longest prefix of the rendered text's tokens, no replay) and
             `"none"` exist as baselines.
         isolation: Run the model in a thread of this process or in a process of its own.
-        threads: Compute threads that the model's process or thread may use; None leaves torch's setting.
-            Only used with `isolation="process"`, since a host's settings are not ours.
+        threads: Compute threads of the model's process; None leaves torch's setting. Only used with
+            `isolation="process"`, since a host's settings are not ours.
         max_queue: Requests that may wait before `CapacityError`.
     """
 
@@ -73,11 +75,17 @@ class EngineConfig:
         for name in ("max_context", "max_kv_bytes", "prefill_chunk", "threads", "max_queue"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value!r}, but must be at least 1; leave it out for the default")
+                raise ConfigurationError(
+                    f"{name} is {value!r}, but must be at least 1; leave it out for the default"
+                )
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: object) -> EngineConfig:
-        """Read `DLITE_<FIELD>` variables (e.g. `DLITE_MODEL`), then apply overrides that are not None.
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, **overrides: object
+    ) -> EngineConfig:
+        """Read `DLITE_<FIELD>` variables (e.g. `DLITE_MODEL`), then apply overrides.
+
+        An override that is None changes nothing.
 
         Raises:
             ConfigurationError: A variable does not parse, or an override names no field.
@@ -91,7 +99,9 @@ class EngineConfig:
                 values[name] = _parse(name, raw) if "int" in kind else raw
         for name, value in overrides.items():
             if name not in known:
-                raise ConfigurationError(f"{name!r} is not an engine option; known: {', '.join(sorted(known))}")
+                raise ConfigurationError(
+                    f"{name!r} is not an engine option; known: {', '.join(sorted(known))}"
+                )
             if value is not None:
                 values[name] = value
         return cls(**values)  # type: ignore[arg-type]  # names checked above, values in __post_init__
@@ -121,9 +131,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.temperature is not None and not 0.0 <= self.temperature < float("inf"):
-            raise ConfigurationError(f"temperature is {self.temperature!r}; use 0 (greedy) or a positive number")
+            raise ConfigurationError(
+                f"temperature is {self.temperature!r}; use 0 (greedy) or a positive number"
+            )
         if self.top_k is not None and self.top_k < 0:
-            raise ConfigurationError(f"top_k is {self.top_k!r}; use 0 (all tokens) or a positive number")
+            raise ConfigurationError(
+                f"top_k is {self.top_k!r}; use 0 (all tokens) or a positive number"
+            )
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ConfigurationError(f"top_p is {self.top_p!r}; use a number in (0, 1]")
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -131,7 +145,9 @@ class SamplingParams:
 
     def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
         """Fill every None from `defaults`."""
-        missing = {f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None}
+        missing = {
+            f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None
+        }
         return replace(self, **missing)
 
 

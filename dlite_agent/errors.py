@@ -17,8 +17,9 @@ DLiteError
 └─ CapacityError                 no room or queue full; try again                   503
 ```
 
-Each message says what happened, the value, and what to do. All are picklable, since they cross process borders.
-What a client replays from its history is never an error, and model output that does not parse is data.
+Each message says what happened, the value, and what to do. All are picklable, since they cross
+process borders. What a client replays from its history is never an error, and model output that
+does not parse is data.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class ContextLengthExceededError(RequestError):
         self.max_tokens = max_tokens
         self.limit = limit
         super().__init__(
-            f"prompt has {prompt_tokens} tokens and max_tokens={max_tokens}, but the limit is {limit}; "
-            "shorten the history, lower max_tokens or raise max_context"
+            f"prompt has {prompt_tokens} tokens and max_tokens={max_tokens}, but the limit is "
+            f"{limit}; shorten the history, lower max_tokens or raise max_context"
         )
 
     def __reduce__(self) -> tuple[type[ContextLengthExceededError], tuple[int, int, int]]:

@@ -37,7 +37,8 @@ class TurnStats:
         ttft_s: From the request to the first sampled token.
         total_s: From the request to the end.
         replayed: For each assistant message of the prompt: spliced as generated, or rendered.
-        diverged_message: Index of the first message that differs from what the session holds, or None.
+        diverged_message: Index of the first message that differs from what the session holds,
+            or None.
         prompt_hash: blake2b-128 of the prompt's ids, hex: what "lossless" is relative to.
         seed: The seed in use.
         sampling: The resolved sampling parameters (temperature, top_k, top_p, max_tokens).
@@ -73,7 +74,10 @@ class TurnStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Committed tokens per round, the bonus included, the prefill's token excluded (τ); 0 without a round."""
+        """τ: committed tokens per round; the bonus counts, the prefill's token does not.
+
+        0 without a round.
+        """
         if not self.rounds:
             return 0.0
         return (self.completion_tokens - 1) / self.rounds

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 __all__ = [
-    "Delta",
     "JSON",
+    "Delta",
     "Message",
     "ReasoningDelta",
     "Role",
@@ -28,10 +28,11 @@ class ToolCall:
 
     Attributes:
         name: The tool's name.
-        arguments: Parsed JSON value; a mapping for everything that our parser produces. A client's arguments that are not
-            JSON stay the raw text (never an error).
+        arguments: Parsed JSON value; a mapping for everything that our parser produces. A client's
+            arguments that are not JSON stay the raw text (never an error).
         id: The id that the client must echo in the tool result; None when the client sent none.
-        raw_arguments: The exact text of the arguments where it is known (streamed to clients), else None.
+        raw_arguments: The exact text of the arguments where it is known (streamed to clients),
+            else None.
     """
 
     name: str
@@ -109,7 +110,9 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a call. The first delta of an index carries id and name; later ones only arguments text.
+    """More of a call.
+
+    The first delta of an index carries id and name; later ones only arguments text.
 
     Attributes:
         index: Counts calls from 0.

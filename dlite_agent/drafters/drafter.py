@@ -32,7 +32,8 @@ class Requires:
 
     Attributes:
         layer_ids: Layers to tap; empty for none.
-        positions: `last` needs only the row whose logits gave the pending token; `all` needs every committed row.
+        positions: `last` needs only the row whose logits gave the pending token; `all` needs every
+            committed row.
     """
 
     layer_ids: tuple[int, ...] = ()
@@ -43,14 +44,16 @@ class DraftState(Protocol):
     """A drafter's own history of one session; DLite's is None."""
 
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Memory that this history holds."""
+        ...
 
 
 class Drafter(Protocol):
     """Proposes blocks. Stateless itself: whatever it remembers of a session is in the `DraftState`.
 
-    The loop keeps the state in step with the session: every token id that the session holds, pending included, has been
-    given to `start` or `commit`, in order.
+    The loop keeps the state in step with the session: every token id that the session holds,
+    pending included, has been given to `start` or `commit`, in order.
     """
 
     name: str
@@ -74,7 +77,8 @@ class Drafter(Protocol):
         Args:
             state: As kept for this session.
             pending: The sampled token that is not in the KV yet, [already committed to `state`].
-            hidden: Taps of the row whose logits gave `pending`, [T, 1, E], when `requires` asks for them.
+            hidden: Taps of the row whose logits gave `pending`, [T, 1, E], when `requires` asks for
+                them.
             position: Position of `pending`; the first proposed token would stand at `position + 1`.
             noise: The turn's noise, so that a drafter draws as the target will.
             budget: Most tokens that can be used; may be 0.

@@ -58,8 +58,9 @@ class TargetHidden:
     """Captured hidden states.
 
     Attributes:
-        states: [T, Q, E], the **raw residual stream after decoder layer** `layer_ids[t]`, before any final norm. (The last
-            entry of transformers' `hidden_states` is after the norm; this is not.)
+        states: [T, Q, E], the **raw residual stream after decoder layer** `layer_ids[t]`, before
+            any final norm. (The last entry of transformers' `hidden_states` is after the norm; this
+            is not.)
         layer_ids: T ascending layer numbers, from 0.
     """
 
@@ -72,7 +73,10 @@ class TargetHidden:
 
 
 class TargetOutput(NamedTuple):
-    """Logits [R, V] of the rows that were asked for, in float32 (float64 for a float64 model), and taps of all Q rows."""
+    """Logits [R, V] of the rows that were asked for, and taps of all Q rows.
+
+    Logits are float32, or float64 for a float64 model.
+    """
 
     logits: Tensor
     hidden: TargetHidden | None
@@ -96,13 +100,14 @@ class TargetModel(Protocol):
     ) -> TargetOutput:
         """Compute Q rows at positions `kv.length .. kv.length + Q - 1`.
 
-        Writes Q **tentative** KV rows behind `kv.length`, which does not move: `kv.commit(n)` keeps the first n,
-        anything that appends or truncates drops the rest.
+        Writes Q **tentative** KV rows behind `kv.length`, which does not move: `kv.commit(n)` keeps
+        the first n, anything that appends or truncates drops the rest.
 
         Args:
             token_ids: [Q] int64.
             kv: The cache to attend to and to write to.
-            logits_for: R row numbers in [0, Q); may be empty (prefill chunks), then logits is [0, V].
+            logits_for: R row numbers in [0, Q); may be empty (prefill chunks), then logits is
+                [0, V].
             taps: Layers whose residual stream is captured.
 
         Raises:
