@@ -1,0 +1,72 @@
+"""Small, seeded stand-ins for tests: ours and those of programs built on dlite-agent.
+
+Nothing here needs the network or a checkpoint. torch is imported only by the doubles that hold tensors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlite_agent.config import DType
+    from dlite_agent.models.target import TargetConfig
+    from dlite_agent.models.transformer import DenseTransformer
+
+__all__ = ["tiny_config", "tiny_qwen3"]
+
+
+def tiny_config(*, vocab_size: int = 512, num_layers: int = 2, tie_word_embeddings: bool = False) -> TargetConfig:
+    """The shape of `tiny_qwen3`: E = 64, 4 heads of 16, 2 kv heads, no end-of-turn ids."""
+    from dlite_agent.models.target import TargetConfig
+
+    return TargetConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=vocab_size,
+        hidden_size=64,
+        num_layers=num_layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        intermediate_size=128,
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+        max_position_embeddings=65_536,
+        tie_word_embeddings=tie_word_embeddings,
+        eos_token_ids=(),
+    )
+
+
+def tiny_qwen3(
+    *,
+    dtype: DType = "float32",
+    seed: int = 0,
+    vocab_size: int = 512,
+    num_layers: int = 2,
+    max_kv_bytes: int = 64 * 2**20,
+    config: TargetConfig | None = None,
+) -> DenseTransformer:
+    """A random Qwen3 target on the CPU, the same for the same seed.
+
+    Args:
+        dtype: Type of weights and KV; `"auto"` is float32.
+        seed: Of the weights.
+        vocab_size: V.
+        num_layers: L.
+        max_kv_bytes: Budget of its KV pool.
+        config: A shape of your own instead of `tiny_config`.
+    """
+    import torch
+
+    from dlite_agent.models.transformer import DenseTransformer, weight_shapes
+
+    config = config or tiny_config(vocab_size=vocab_size, num_layers=num_layers)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
+    for name, shape in weight_shapes(config).items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        is_norm = len(shape) == 1
+        weights[name] = 1.0 + 0.1 * noise if is_norm else noise * (0.5 if "embed" in name else shape[-1] ** -0.5)
+    kind = getattr(torch, "float32" if dtype == "auto" else dtype)
+    return DenseTransformer(
+        config, weights.__getitem__, dtype=kind, device=torch.device("cpu"), max_kv_bytes=max_kv_bytes
+    )
