@@ -1,0 +1,79 @@
+# Every target sets up what it needs in $(VENV) first; a second call finds that done.
+#   make demo VENV=/some/venv     use (or create) another virtual environment
+#   make demo PYTHON=python3.11   create it with another interpreter
+SHELL := /bin/bash
+.SILENT:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+SETUP := pyproject.toml constraints.txt
+
+.PHONY: help demo test check docs bench nano soak clean
+
+help:
+	echo "make demo    an agent repairs a small repository, with and without reuse (installs what it needs first)"
+	echo "make test    the tests, with the coverage limits; TESTS=tests/chat runs a part without them"
+	echo "make check   ruff, mypy, import-linter, codespell"
+	echo "make docs    the documentation, strict, into site/"
+	echo "make bench   measurements; prints conditions and figures"
+	echo "make nano    train the embedded model again (hours)"
+	echo "make soak    the tests that take minutes"
+	echo "make clean   remove the virtual environment and all that was built"
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "needs Python 3.11 or newer; name one: make PYTHON=python3.11 ..." >&2; exit 1; }
+	echo "creating $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-demo: $(SETUP) | $(BIN)/python
+	echo "installing into $(VENV) (the first time takes minutes)"
+	$(INSTALL) --editable ".[demo]"
+	touch $@
+
+$(VENV)/.installed-dev: $(SETUP) | $(BIN)/python
+	echo "installing into $(VENV) (the first time takes minutes)"
+	$(INSTALL) --editable ".[dev]"
+	touch $@ $(VENV)/.installed-demo
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/dlite-agent demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+ifdef TESTS
+	$(BIN)/python -m pytest $(TESTS)
+else
+	$(BIN)/python -m pytest --cov --cov-report=
+	set -e; for part in 'chat/*' 'sessions/*' 'decoding/*' 'drafters/*' errors.py; do \
+	  echo "branch coverage of dlite_agent/$$part, at least 95 %:"; \
+	  $(BIN)/python -m coverage report --include="dlite_agent/$$part" --fail-under=95; \
+	done
+	echo "branch coverage of dlite_agent/decoding/verification.py, 100 %:"
+	$(BIN)/python -m coverage report --include=dlite_agent/decoding/verification.py --fail-under=100
+endif
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/mkdocs build --strict --quiet
+
+bench: $(VENV)/.installed-demo
+	$(BIN)/dlite-agent bench $(ARGS)
+
+nano: $(VENV)/.installed-demo
+	$(BIN)/python -m dlite_agent.nano.train $(ARGS)
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m soak --timeout=1800
+
+clean:
+	rm -rf .venv site dist build .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
