@@ -24,6 +24,8 @@ does not parse is data.
 
 from __future__ import annotations
 
+from typing import Self
+
 __all__ = [
     "CapacityError",
     "CheckpointError",
@@ -116,8 +118,8 @@ class ContextLengthExceededError(RequestError):
             f"{limit}; shorten the history, lower max_tokens or raise max_context"
         )
 
-    def __reduce__(self) -> tuple[type[ContextLengthExceededError], tuple[int, int, int]]:
-        return type(self), (self.prompt_tokens, self.max_tokens, self.limit)
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int, int], dict[str, object]]:
+        return type(self), (self.prompt_tokens, self.max_tokens, self.limit), vars(self)
 
 
 class UnsupportedParameterError(RequestError):

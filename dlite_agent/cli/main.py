@@ -29,7 +29,7 @@ VERBS = {
 CANCELLED = 130
 
 
-class Verb(Protocol):
+class _Verb(Protocol):
     """What a verb's module offers."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _verb(name: str) -> Verb:
-    return cast(Verb, importlib.import_module(f"dlite_agent.cli.{name}"))
+def _verb(name: str) -> _Verb:
+    return cast(_Verb, importlib.import_module(f"dlite_agent.cli.{name}"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""What every test shares: no network, no settings of this machine, fixed seeds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before any library reads them. Nothing in the tests may ask a hub or a price list on the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+os.environ["MSWEA_SILENT_STARTUP"] = "1"
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TOKENIZER_VARIABLE = "DLITE_TEST_TOKENIZER"
+
+# Derandomized: the same examples in every run, and no time limit that a busy machine could miss.
+settings.register_profile(
+    "dlite",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("dlite")
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("DLITE_") and name != TOKENIZER_VARIABLE:
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def qwen3_tokenizer_dir() -> Path:
+    """Folder with a real Qwen3 tokenizer, or a skip: its files are not part of this repository."""
+    folder = os.environ.get(TOKENIZER_VARIABLE)
+    if not folder:
+        pytest.skip(f"{TOKENIZER_VARIABLE} does not name a folder with a Qwen3 tokenizer")
+    return Path(folder)

@@ -1,0 +1,104 @@
+"""Options are checked before any work is done, and the environment is read only when asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.errors import ConfigurationError
+
+
+def test_defaults_are_the_embedded_model_with_sessions() -> None:
+    config = EngineConfig()
+    assert (config.model, config.reuse, config.isolation) == ("nano", "session", "thread")
+
+
+def test_configs_are_frozen_and_hashable() -> None:
+    config = EngineConfig(model="x")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.model = "y"  # type: ignore[misc]  # the point of the test
+    assert hash(config) == hash(EngineConfig(model="x"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", "float16"),
+        ("history", "raw"),
+        ("reuse", "maybe"),
+        ("isolation", "container"),
+        ("max_context", 0),
+        ("max_kv_bytes", -1),
+        ("prefill_chunk", 0),
+        ("threads", 0),
+        ("max_queue", 0),
+    ],
+)
+def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{field} is {value!r}.*; use|but must be"):
+        EngineConfig(**{field: value})  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("max_tokens", 0),
+    ],
+)
+def test_a_wrong_sampling_parameter_names_field_and_value(field: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{field} is {value!r}; use"):
+        SamplingParams(**{field: value})  # type: ignore[arg-type]  # the point of the test
+
+
+def test_unset_sampling_parameters_come_from_the_defaults_and_set_ones_stay() -> None:
+    checkpoint = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
+    params = SamplingParams(temperature=0.0, max_tokens=8, seed=3, stop_token_ids=(7,))
+    assert params.with_defaults(checkpoint) == SamplingParams(
+        temperature=0.0, top_k=20, top_p=0.95, max_tokens=8, seed=3, stop_token_ids=(7,)
+    )
+
+
+def test_the_environment_is_read_and_overrides_win() -> None:
+    environ = {
+        "DLITE_MODEL": "a",
+        "DLITE_MAX_CONTEXT": "4096",
+        "DLITE_REUSE": "prefix",
+        "HOME": "/",
+    }
+    config = EngineConfig.from_env(environ, model="b", drafter=None)
+    assert config == EngineConfig(model="b", max_context=4096, reuse="prefix")
+
+
+def test_from_env_reads_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLITE_DRAFTER", "lookup")
+    assert EngineConfig.from_env().drafter == "lookup"
+    assert EngineConfig().drafter == "auto"
+
+
+def test_every_integer_field_is_parsed_from_the_environment() -> None:
+    integers = {
+        field.name for field in dataclasses.fields(EngineConfig) if "int" in str(field.type)
+    }
+    config = EngineConfig.from_env({f"DLITE_{name.upper()}": "7" for name in integers})
+    assert {name: getattr(config, name) for name in integers} == dict.fromkeys(integers, 7)
+
+
+def test_a_variable_that_is_no_number_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="DLITE_MAX_QUEUE is 'many'; use a whole number"):
+        EngineConfig.from_env({"DLITE_MAX_QUEUE": "many"})
+
+
+def test_an_override_that_is_no_field_is_named_with_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'modle' is not an engine option; known: .*model"
+    ):
+        EngineConfig.from_env({}, modle="x")
