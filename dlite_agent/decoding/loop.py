@@ -1,0 +1,141 @@
+"""The one decode loop: draft, verify, commit. Plain decoding is this loop with `NullDrafter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dlite_agent.decoding.state import DecodeState
+from dlite_agent.decoding.stopping import Finish, StopRules
+from dlite_agent.decoding.verification import RowContext, verify
+from dlite_agent.drafters.drafter import DraftBlock, Drafter
+from dlite_agent.errors import CapacityError
+from dlite_agent.models.target import TargetModel, TargetOutput
+from dlite_agent.sampling import Sampler
+
+__all__ = ["Round", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round committed.
+
+    Attributes:
+        token_ids: At least one id; a stop id is the last.
+        num_drafted: Tokens that were drafted and verified.
+        num_accepted: Drafted tokens among `token_ids`.
+        source: Where the draft came from; `"prefill"` for a token that cost no forward.
+        finish: Why the turn ends here, or None.
+    """
+
+    token_ids: tuple[int, ...]
+    num_drafted: int
+    num_accepted: int
+    source: str
+    finish: Finish | None
+
+
+def decode(
+    target: TargetModel,
+    drafter: Drafter,
+    state: DecodeState,
+    sampler: Sampler,
+    limits: StopRules,
+    should_stop: Callable[[], bool],
+) -> Iterator[Round]:
+    """Sample until a stop id, `max_tokens` or `should_stop`, which is asked before every round.
+
+    Everything that a round commits is in `state` before the round is yielded, so the iterator can
+    be closed at any time. While `state.logits` are there (after a prefill), the first round takes
+    its token from them, without a forward.
+
+    Args:
+        target: Computes the rows; its KV pool holds `state.kv`.
+        drafter: Proposes; `state.draft_state` is kept in step with the ids.
+        state: Mutated. Has logits or a pending token.
+        sampler: The turn's sampling and noise.
+        limits: Stop ids and the most tokens to commit.
+        should_stop: True ends the iterator without a `finish`.
+
+    Raises:
+        CapacityError: The KV pool has no room for one more row, even without a draft. The state is
+            as it was.
+        FloatingPointError: The logits are not finite. The state holds what was committed before.
+    """
+    rows = RowContext(limits.stop_token_ids)
+    num_committed = 0
+    finish: Finish | None = None
+    while finish is None and not should_stop():
+        if state.logits is not None:
+            block, num_rows = DraftBlock(source="prefill"), 0
+            output = TargetOutput(state.logits[None], None)
+        else:
+            block = _propose(
+                target, drafter, state, sampler, limits, limits.draft_budget(num_committed)
+            )
+            block, output = _forward(target, drafter, state, block)
+            num_rows = output.logits.shape[0]
+        # row 0 stands at `position` when it was forwarded (the pending token), else before it
+        first_position = state.position + min(num_rows, 1)
+        verified = verify(block, output.logits, sampler, first_position, rows)
+        drafter.commit(state.draft_state, list(verified.token_ids))
+        state.commit(
+            verified.token_ids,
+            num_rows=min(num_rows, len(verified.token_ids)),
+            hidden=output.hidden.row(verified.hidden_row) if output.hidden is not None else None,
+        )
+        num_committed += len(verified.token_ids)
+        finish = limits.finish(verified.token_ids[-1], num_committed)
+        yield Round(
+            verified.token_ids, len(block.token_ids), verified.num_accepted, block.source, finish
+        )
+
+
+def _propose(
+    target: TargetModel,
+    drafter: Drafter,
+    state: DecodeState,
+    sampler: Sampler,
+    limits: StopRules,
+    budget: int,
+) -> DraftBlock:
+    """Ask the drafter, and cut what can never be committed: past the budget, a stop id, or no id at all."""
+    assert state.pending is not None, "decode needs logits or a pending token"
+    block = drafter.propose(
+        state.draft_state, state.pending, state.hidden, state.position, sampler.noise, budget
+    )
+    usable: list[int] = []
+    for token_id in block.token_ids[:budget]:
+        if not 0 <= token_id < target.config.vocab_size:
+            break
+        usable.append(token_id)
+        if token_id in limits.stop_token_ids:
+            break
+    return DraftBlock(tuple(usable), block.confidence[: len(usable)], block.source)
+
+
+def _forward(
+    target: TargetModel, drafter: Drafter, state: DecodeState, block: DraftBlock
+) -> tuple[DraftBlock, TargetOutput]:
+    """Compute the pending token's row and one per drafted token; without the draft where the pool is too full for it."""
+
+    def rows(draft: DraftBlock) -> TargetOutput:
+        ids = torch.tensor(
+            [state.token_ids[-1], *draft.token_ids], dtype=torch.int64, device=target.device
+        )
+        return target.forward(
+            ids,
+            state.kv,
+            logits_for=range(len(draft.token_ids) + 1),
+            taps=drafter.requires.layer_ids,
+        )
+
+    try:
+        return block, rows(block)
+    except CapacityError:
+        if not block.token_ids:
+            raise
+    plain = DraftBlock(source=block.source)
+    return plain, rows(plain)

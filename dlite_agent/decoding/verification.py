@@ -1,0 +1,118 @@
+"""Which tokens of a draft the target would have chosen itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dlite_agent.drafters.drafter import DraftBlock
+from dlite_agent.sampling import Sampler
+
+__all__ = ["RowContext", "Verification", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowContext:
+    """What the rows of one verification depend on beside their logits.
+
+    Attributes:
+        stop_token_ids: Ids that end the turn.
+        masks: Allowed tokens, [R, V] bool with 1 <= R <= k + 1, or None. Row i holds after
+            `draft[:i]`; a grammar that refuses `draft[R - 1]` has no mask behind it, and no such
+            row is evaluated.
+    """
+
+    stop_token_ids: frozenset[int] = frozenset()
+    masks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What one round commits.
+
+    Attributes:
+        token_ids: Between 1 and k + 1 ids, the target's own choice.
+        num_accepted: How many of them were drafted.
+        is_terminal: The last one ends the turn.
+    """
+
+    token_ids: tuple[int, ...]
+    num_accepted: int
+    is_terminal: bool
+
+    @property
+    def hidden_row(self) -> int:
+        """Input row that stays last in the KV: the one whose logits gave the last committed token.
+
+        Row 0 is the pending token and row i is `draft[i - 1]`, so c committed tokens keep c rows,
+        and the last committed token is the next pending one, in no KV yet.
+        """
+        return len(self.token_ids) - 1
+
+
+def verify(
+    draft: DraftBlock,
+    logits: Tensor,
+    sampler: Sampler,
+    first_position: int,
+    rows: RowContext | None = None,
+) -> Verification:
+    """Accept the longest prefix of a draft that the target would have sampled itself.
+
+    Row i of the logits is sampled with the noise keyed to position `first_position + i`; the draft
+    is accepted while it names that token, and the first token that it misses (or the one after a
+    full draft) is added. The committed tokens are therefore those of plain decoding with the same
+    seed, and each has the target's distribution. Nothing is evaluated past the first terminal
+    token. Pure.
+
+    Args:
+        draft: k >= 0 proposed tokens.
+        logits: Target logits, [k + 1, V]; row i predicts the token after `draft[:i]`.
+        sampler: Turns logits and keyed noise into a token.
+        first_position: Absolute position of the token that row 0 predicts.
+        rows: Stop ids and masks; None for neither.
+
+    Raises:
+        ValueError: `logits` does not have k + 1 rows, or there are no masks or too many.
+
+    Source: Gumbel-max sampling with shared noise; compare Leviathan et al. 2023 (arXiv:2211.17192),
+        algorithm 1.
+    """
+    rows = rows or RowContext()
+    drafted = draft.token_ids
+    if logits.shape[0] != len(drafted) + 1:
+        raise ValueError(
+            f"{len(drafted)} drafted tokens need {len(drafted) + 1} rows of logits, not {logits.shape[0]}"
+        )
+    num_rows = _num_reachable_rows(drafted, rows)
+    reachable = logits[:num_rows]
+    if rows.masks is not None:
+        reachable = reachable.masked_fill(~rows.masks[:num_rows], -float("inf"))
+
+    committed: list[int] = []
+    num_accepted = 0
+    is_terminal = False
+    for token_id in sampler.sample_each(reachable, first_position):
+        is_match = len(committed) < len(drafted) and token_id == drafted[len(committed)]
+        committed.append(token_id)
+        num_accepted += is_match
+        is_terminal = token_id in rows.stop_token_ids
+        if is_terminal or not is_match:
+            break
+    return Verification(tuple(committed), num_accepted, is_terminal)
+
+
+def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:
+    """Rows in front of which the draft holds no terminal token, and which have a mask where masks are given."""
+    num_rows = next(
+        (i + 1 for i, token_id in enumerate(drafted) if token_id in rows.stop_token_ids),
+        len(drafted) + 1,
+    )
+    if rows.masks is None:
+        return num_rows
+    if not 1 <= rows.masks.shape[0] <= len(drafted) + 1:
+        raise ValueError(
+            f"{rows.masks.shape[0]} masks for {len(drafted)} drafted tokens; give 1 to {len(drafted) + 1}"
+        )
+    return min(num_rows, rows.masks.shape[0])

@@ -1,0 +1,45 @@
+"""Drafters by name."""
+
+from __future__ import annotations
+
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.lookup import LookupDrafter
+from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.models.target import TargetConfig
+
+__all__ = ["explain_drafter", "load_drafter"]
+
+_REASONS = {
+    "auto": "lookup: this version has no trained drafter for any checkpoint, and copying from the session costs next to nothing",
+    "null": "null: plain decoding, as asked for",
+    "lookup": "lookup: copies from the session, as asked for",
+}
+
+
+def load_drafter(name: str, target_config: TargetConfig) -> Drafter:
+    """Make the drafter that an option names.
+
+    Args:
+        name: `"auto"`, `"null"` or `"lookup"`.
+        target_config: The target that it must fit; these fit every target.
+
+    Raises:
+        DrafterMismatchError: No drafter has this name.
+    """
+    explain_drafter(name, target_config)
+    return NullDrafter() if name == "null" else LookupDrafter()
+
+
+def explain_drafter(name: str, target_config: TargetConfig) -> str:
+    """Which drafter `load_drafter` makes and why, for a start-up line.
+
+    Raises:
+        DrafterMismatchError: No drafter has this name.
+    """
+    try:
+        return _REASONS[name]
+    except KeyError:
+        raise DrafterMismatchError(
+            f"there is no drafter {name!r} for {target_config.architecture}; use one of {', '.join(map(repr, _REASONS))}"
+        ) from None

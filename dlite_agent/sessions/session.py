@@ -1,0 +1,387 @@
+"""A session: token ids, their target KV and the drafter's state, kept valid by every operation."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from dlite_agent.decoding.loop import Round, decode
+from dlite_agent.decoding.state import DecodeState
+from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.errors import RequestError, SessionBusyError, SessionError
+from dlite_agent.models.kv_pool import KVCache
+from dlite_agent.models.target import TargetHidden, TargetModel
+from dlite_agent.sampling import Sampler
+
+__all__ = ["Session", "SyncReport", "common_prefix_length", "never"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What a sync did, in tokens.
+
+    Attributes:
+        cached: Prompt tokens whose KV was there.
+        prefilled: Rows that were forwarded; `cached + prefilled` is the prompt's length when
+            `is_complete`.
+        rewound: Tokens of the session that the prompt does not repeat, and that were dropped.
+        origin: `"prefix"` or `"cold"`; whoever chose the session may know better.
+        diverged_at: The first token of the session that the prompt does not repeat, or None.
+        is_complete: False when `should_stop` ended the prefill; what was prefilled is kept.
+    """
+
+    cached: int
+    prefilled: int
+    rewound: int
+    origin: str
+    diverged_at: int | None
+    is_complete: bool = True
+
+
+def never() -> bool:
+    """A `should_stop` that lets the operation run."""
+    return False
+
+
+class Session:
+    """One timeline of tokens that outlives the turns that wrote it.
+
+    Used by one thread at a time, except `busy`, `try_claim` and `unclaim`, which any thread may
+    call. After every operation, one that raised or was cancelled too, these hold for n token ids:
+
+    - I1: `kv.length` is n - 1 or n.
+    - I2: KV row i was computed from `token_ids[: i + 1]` and nothing else.
+    - I3: `hidden` is None or belongs to row `kv.length - 1`.
+    - I4: a failed or cancelled operation leaves a shorter session; finished prefill chunks and
+      committed tokens stay.
+    - I5: one operation at a time; a second one raises `SessionBusyError`.
+
+    Args:
+        target: Computes the rows and owns the pool.
+        drafter: Proposes tokens in `decode`.
+        session_id: A name for logs and hints.
+        prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
+    """
+
+    def __init__(
+        self, target: TargetModel, drafter: Drafter, *, session_id: str, prefill_chunk: int = 256
+    ) -> None:
+        self.session_id = session_id
+        self.last_turn_start = 0
+        """Where the last turn began: all ids before it had been there when its sync extended them."""
+        self._target = target
+        self._drafter = drafter
+        self._prefill_chunk = prefill_chunk
+        self._state = DecodeState(target.new_cache())
+        self._is_draft_state_valid = False
+        self._has_answer = False
+        self._operation: str | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._busy = False
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids, the pending one included. Not a copy: do not change it."""
+        return self._state.token_ids
+
+    @property
+    def kv(self) -> KVCache:
+        """Keys and values of the first n or n - 1 ids. Owned by the session."""
+        return self._state.kv
+
+    @property
+    def hidden(self) -> TargetHidden | None:
+        """Taps of the last KV row, [T, 1, E], where the drafter asks for them."""
+        return self._state.hidden
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV (shared pages in shares), kept logits and taps, draft state, and 8 for each id."""
+        state = self._state
+        tensors = [state.logits, state.hidden.states if state.hidden is not None else None]
+        kept = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        drafted = state.draft_state.nbytes if state.draft_state is not None else 0
+        return state.kv.nbytes + kept + drafted + 8 * len(state.token_ids)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a turn has claimed this session."""
+        with self._lock:
+            return self._busy
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    def try_claim(self) -> bool:
+        """Mark the session busy; False when it already was. Any thread."""
+        with self._lock:
+            was_busy, self._busy = self._busy, True
+            return not was_busy
+
+    def unclaim(self) -> None:
+        """Mark the session idle. Any thread."""
+        with self._lock:
+            self._busy = False
+
+    def sync(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        in_place: bool = True,
+        should_stop: Callable[[], bool] = never,
+    ) -> SyncReport:
+        """Make the session hold exactly `prompt_ids`, and the logits that follow them.
+
+        Keeps the common prefix, drops the rest, and prefills what is new in chunks. At least one
+        prompt token is always forwarded, since logits and taps of cached positions are not stored.
+
+        Args:
+            prompt_ids: All ids of the prompt, at least one.
+            in_place: The session may lose more than its last turn. False refuses that; fork it
+                instead.
+            should_stop: Asked before every chunk.
+
+        Raises:
+            RequestError: The prompt is empty or names an id outside the vocabulary.
+            SessionError: `in_place` is False and the prompt leaves the session before its last
+                turn; nothing was changed.
+            SessionBusyError: Another operation runs.
+            CapacityError: The KV pool is full; finished chunks are kept.
+        """
+        prompt = list(prompt_ids)
+        self._check_prompt(prompt)
+        with self._running("sync"):
+            num_before = len(self.token_ids)
+            common = common_prefix_length(self.token_ids, prompt)
+            if common < self.last_turn_start and not in_place:
+                raise SessionError(
+                    f"session {self.session_id!r} shares {common} tokens with the prompt and its last turn starts at "
+                    f"{self.last_turn_start}; fork it at {common}, or sync with in_place=True to drop the difference"
+                )
+            # [0, cached) kept · [cached, len(prompt)) prefilled now
+            cached = min(common, self.kv.length, len(prompt) - 1)
+            may_start = not should_stop()
+            prefilled = self._extend(prompt, cached, common, should_stop) if may_start else 0
+            return SyncReport(
+                cached=cached,
+                prefilled=prefilled,
+                rewound=num_before - common if may_start else 0,
+                origin="prefix" if cached else "cold",
+                diverged_at=common if common < num_before else None,
+                is_complete=cached + prefilled == len(prompt),
+            )
+
+    def decode(
+        self, sampler: Sampler, limits: StopRules, should_stop: Callable[[], bool] = never
+    ) -> Iterator[Round]:
+        """Sample a turn, round by round; the last id stays pending.
+
+        After a sync the first round holds the token that the prefill's logits gave, without a
+        draft. A session that was rewound, or whose last turn was cut, goes on from its last token.
+        Closing the iterator, or `should_stop` (asked before every round), ends the turn; what was
+        yielded is kept.
+
+        Raises:
+            SessionError: The session is empty or closed.
+            SessionBusyError: Another operation runs.
+            CapacityError: The KV pool is full.
+        """
+        with self._running("decode"):
+            state = self._state
+            if not state.token_ids:
+                raise SessionError(f"session {self.session_id!r} is empty; sync a prompt first")
+            if state.logits is None and state.pending is None:
+                state.kv.truncate_to(len(state.token_ids) - 1)
+                state.truncate_to(len(state.token_ids))
+            self._ensure_draft_state()
+            rounds = decode(
+                self._target,
+                self._drafter,
+                state,
+                sampler,
+                limits,
+                lambda: self._is_closed or should_stop(),
+            )
+            for round_ in rounds:
+                self._has_answer = True
+                yield round_
+
+    def rewind(self, length: int) -> None:
+        """Forget all ids from `length` on.
+
+        Raises:
+            ValueError: `length` is negative or more than the session has.
+            SessionBusyError: Another operation runs.
+        """
+        self._check_length(length)
+        with self._running("rewind"):
+            self._truncate_to(length)
+
+    def fork(self, at: int | None = None, *, session_id: str | None = None) -> Session:
+        """A session with the first `at` ids (all by default), which shares KV pages with this one.
+
+        May be called between the rounds of a running `decode`; this session is not changed.
+
+        Raises:
+            ValueError: `at` is negative or more than the session has.
+            CapacityError: The KV pool has no page for the copy of the last one.
+        """
+        at = len(self.token_ids) if at is None else at
+        self._check_length(at)
+        self._check_open()
+        name = f"{self.session_id}-fork" if session_id is None else session_id
+        other = Session(
+            self._target, self._drafter, session_id=name, prefill_chunk=self._prefill_chunk
+        )
+        other._state = self._state.fork(at)
+        other.last_turn_start = min(at, self.last_turn_start)
+        other._has_answer = self._has_answer
+        if self._is_draft_state_valid:
+            try:
+                other._state.draft_state = self._drafter.fork(self._state.draft_state)
+                self._drafter.truncate_to(other._state.draft_state, at)
+            except BaseException:
+                other.close()
+                raise
+            other._is_draft_state_valid = True
+        return other
+
+    def close(self) -> None:
+        """Give the KV back. A decode that runs ends before its next round. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._state.truncate_to(0)
+        self._state.kv.release()
+        self._state.draft_state = None
+        self._is_draft_state_valid = False
+
+    def check_invariants(self) -> None:
+        """Assert I1, I3 and I5, and that no tentative row is left. (I2 takes a recomputation, which tests do.)"""
+        state = self._state
+        n = len(state.token_ids)
+        assert state.kv.length in (n - 1, n), f"I1: {state.kv.length} KV rows for {n} tokens"
+        assert self._operation is not None or state.kv.num_tentative == 0, (
+            "I1: tentative rows outside an operation"
+        )
+        assert state.hidden is None or state.hidden_row == state.kv.length - 1, (
+            "I3: hidden of another row"
+        )
+        assert state.logits is None or state.kv.length == n, "I3: logits of another row"
+        assert 0 <= self.last_turn_start <= n, (
+            f"the last turn starts at {self.last_turn_start} of {n} tokens"
+        )
+        assert self._operation is None or not self._is_closed, (
+            "I5: an operation on a closed session"
+        )
+
+    def _extend(
+        self, prompt: list[int], cached: int, common: int, should_stop: Callable[[], bool]
+    ) -> int:
+        """Truncate to `cached` and prefill the rest until told to stop; returns the rows forwarded."""
+        is_next_turn = self._has_answer and common == len(self.token_ids)
+        turn_start = common if is_next_turn else min(common, self.last_turn_start)
+        self._ensure_draft_state()
+        self._truncate_to(cached)
+        self._has_answer = False
+        for start in range(cached, len(prompt), self._prefill_chunk):
+            if start > cached and should_stop():
+                break
+            chunk = prompt[start : start + self._prefill_chunk]
+            self._prefill(chunk, is_last=start + len(chunk) == len(prompt))
+            self.last_turn_start = turn_start  # at most cached + 1
+        return len(self.token_ids) - cached
+
+    def _prefill(self, chunk: list[int], *, is_last: bool) -> None:
+        num_rows = len(chunk)
+        output = self._target.forward(
+            torch.tensor(chunk, dtype=torch.int64, device=self._target.device),
+            self.kv,
+            logits_for=[num_rows - 1] if is_last else [],
+            taps=self._drafter.requires.layer_ids if is_last else (),
+        )
+        self._drafter.commit(self._state.draft_state, chunk)
+        hidden = output.hidden.row(num_rows - 1) if output.hidden is not None else None
+        self._state.commit(chunk, num_rows=num_rows, hidden=hidden)
+        self._state.logits = output.logits[0] if is_last else None
+
+    def _truncate_to(self, length: int) -> None:
+        self._state.truncate_to(length)
+        self.last_turn_start = min(self.last_turn_start, length)
+        if self._is_draft_state_valid:
+            self._drafter.truncate_to(self._state.draft_state, length)
+
+    def _ensure_draft_state(self) -> None:
+        """Give the drafter the ids again where an error left its state in doubt."""
+        if not self._is_draft_state_valid:
+            self._state.draft_state = self._drafter.start(list(self.token_ids))
+            self._is_draft_state_valid = True
+
+    @contextmanager
+    def _running(self, operation: str) -> Iterator[None]:
+        """Keep a second operation out, and the invariants when this one fails."""
+        self._check_open()
+        if self._operation is not None:
+            raise SessionBusyError(
+                f"session {self.session_id!r} runs {self._operation}, so {operation} has to wait; finish or close that first, or fork"
+            )
+        self._operation = operation
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException:
+            self._is_draft_state_valid = False
+            raise
+        finally:
+            self._operation = None
+            if not self._is_closed:
+                self._state.truncate_to(len(self.token_ids))
+
+    def _check_prompt(self, prompt: list[int]) -> None:
+        if not prompt:
+            raise RequestError("the prompt has no tokens; send at least one")
+        lowest, highest, limit = min(prompt), max(prompt), self._target.config.vocab_size
+        if lowest < 0 or highest >= limit:
+            bad = lowest if lowest < 0 else highest
+            raise RequestError(
+                f"the prompt holds token id {bad!r}, but the vocabulary has {limit}; use the model's own tokenizer"
+            )
+
+    def _check_length(self, length: int) -> None:
+        if not 0 <= length <= len(self.token_ids):
+            raise ValueError(
+                f"length is {length!r}, but session {self.session_id!r} has {len(self.token_ids)} tokens"
+            )
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionError(
+                f"session {self.session_id!r} is closed; sync the prompt in a new one"
+            )
+
+
+def common_prefix_length(left: list[int], right: list[int]) -> int:
+    """How many tokens two id lists share from the start."""
+    limit = min(len(left), len(right))
+    if left[:limit] == right[:limit]:
+        return limit
+    low, high = 0, limit  # left[:low] == right[:low], and a difference lies before high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
