@@ -3,7 +3,8 @@
 Clients send the transcript back changed: reasoning dropped, JSON re-spaced, keys re-ordered, ids
 renamed. The key of a message covers everything before it and leaves out what changes by itself:
 
-    key[i] = H(key[i - 1] ‖ role ‖ content ‖ ordinal ‖ calls), key[-1] = H(tools ‖ template variables)
+    key[i] = H(key[i - 1] ‖ role ‖ content ‖ ordinal ‖ calls)
+    key[-1] = H(tools ‖ template variables)
 
 - content: of an assistant, stripped at the ends (templates and clients trim it); of everybody else
   byte for byte, since what a person or a tool said is what the model read.
@@ -12,8 +13,8 @@ renamed. The key of a message covers everything before it and leaves out what ch
 - ordinal: which of the calls before it a tool message answers; its id only says so.
 - not covered: reasoning, ids, names of speakers.
 
-Whoever generates a turn records its token ids under the key that its message will have when it comes
-back (`turn_keys`); `dlite_agent.chat.replay` finds them again.
+Whoever generates a turn records its token ids under the key that its message will have when it
+comes back (`turn_keys`); `dlite_agent.chat.replay` finds them again.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _ANSWERED = ""  # in place of a call's id
 def seed_key(tools: Sequence[ToolSpec], template_kwargs: Mapping[str, JSON]) -> bytes:
     """Key of an empty conversation with these tools and template variables.
 
-    The order of tools and of schema keys does not matter (clients shuffle both). Variables that only
-    shape the generation prompt (`enable_thinking`) do not matter: clients switch them turn by turn.
+    The order of tools and of schema keys does not matter (clients shuffle both), nor do variables
+    that only shape the generation prompt (`enable_thinking`): clients switch them turn by turn.
     """
     specs = sorted(_canonical_json([t.name, t.description, dict(t.parameters)]) for t in tools)
     kwargs = {name: value for name, value in template_kwargs.items() if name not in _TURN_KWARGS}
@@ -66,8 +67,8 @@ def turn_keys(
 ) -> tuple[bytes, ...]:
     """Keys under which a generated message may come back; record the turn under each.
 
-    A client that got a call region which is no call either drops it or replays it as a call with raw
-    arguments behind the others, so there are two keys then.
+    A client that got a call region which is no call either drops it or replays it as a call with
+    raw arguments behind the others, so there are two keys then.
 
     Args:
         previous: `ReplayPlan.key` of the request that was answered.
@@ -90,8 +91,8 @@ def reasoning_digest(reasoning: str | None) -> bytes:
 def canonical_arguments(arguments: JSON) -> bytes:
     """Arguments as bytes that are equal exactly when the calls are.
 
-    Text that is JSON counts as its value, blank text and null as no arguments, and any other text as
-    itself with its ends stripped.
+    Text that is JSON counts as its value, blank text and null as no arguments, and any other text
+    as itself with its ends stripped.
     """
     value = arguments
     for _ in range(_MAX_ENCODINGS):
@@ -106,9 +107,8 @@ def canonical_arguments(arguments: JSON) -> bytes:
 
 
 def _canonical_json(value: JSON) -> bytes:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    if "." in text or "e" in text:  # perhaps a float: read it again with one kind of number
-        value = json.loads(text, parse_float=_number)
+    text = json.dumps(value, default=str)
+    value = json.loads(text, parse_float=_number)
     return _utf8(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")))
 
 

@@ -1,9 +1,9 @@
 """Exact replay: splice the token ids that were sampled for a message instead of rendering it again.
 
 What a client sends back is a description of what the model said; the journal has the original. A
-turn matches when all messages before it matched, its content and calls are equal (chained keys, see
-`dlite_agent.chat.message_keys`), and its reasoning is absent or equal. Reasoning that is present and
-different wins over ours. Anything else is an edit and is rendered as sent.
+turn matches when all messages before it matched, its content and calls are equal (chained keys,
+see `dlite_agent.chat.message_keys`), and its reasoning is absent or equal. Reasoning that is present
+and different wins over ours. Anything else is an edit and is rendered as sent.
 
     plan = plan_replay(messages, seed_key(tools, kwargs), journal, handles=handles, mode="auto")
     ...  # render with plan.splices, generate an answer
@@ -127,10 +127,10 @@ class TurnReplay:
     Attributes:
         message_index: Which message of the request.
         token_ids: What to splice in; None: render the message as sent.
-        reason: Why. Spliced: `reasoning_absent`, `reasoning_equal`. Rendered: `template_history` (the
-            history mode says so), `reasoning_differs` (the client's own thought wins), `edited_turn`
-            (we generated this turn and it came back changed), `edited_history` (something before
-            it changed), `unknown` (not generated here, or forgotten).
+        reason: Why. Spliced: `reasoning_absent`, `reasoning_equal`. Rendered: `template_history`
+            (the history mode says so), `reasoning_differs` (the client's own thought wins),
+            `edited_turn` (we generated this turn and it came back changed), `edited_history`
+            (something before it changed), `unknown` (not generated here, or forgotten).
     """
 
     message_index: int
@@ -187,8 +187,9 @@ def plan_replay(
     """Decide for every assistant message between its original ids and rendering it as sent.
 
     A turn is spliced when its chained key is known and its reasoning is absent, blank or equal to
-    what was generated. Where several turns share a key, the client's reasoning picks one; without it,
-    the turn that a tool-call id names, else one of the session of the turn before, else the newest.
+    what was generated. Where several turns share a key, the client's reasoning picks one; without
+    it, the turn that a tool-call id names, else one of the session of the turn before, else the
+    newest.
 
     Args:
         messages: The request's history, normalised.
@@ -196,7 +197,7 @@ def plan_replay(
         index: Recorded turns.
         handles: Known tool-call ids.
         mode: `as_generated` splices whatever matches; `template` nothing; `auto` splices inside the
-            current tool loop, and before the last user query only where the template keeps thoughts.
+            current tool loop, and before it only where the template keeps thoughts.
         strips_thoughts: The template drops the thoughts of turns before the last user query.
     """
     handles = TurnHandles() if handles is None else handles
@@ -235,7 +236,7 @@ def _first_spliced(messages: Sequence[Message], mode: HistoryMode, strips_though
 
 
 def _is_query(message: Message) -> bool:
-    """Whether Qwen3's template takes this for a new user query (a wrapped tool response is none)."""
+    """Whether Qwen3's template takes this for a user's query (a wrapped tool response is none)."""
     text = message.content
     is_wrapped = text.startswith("<tool_response>") and text.endswith("</tool_response>")
     return message.role == "user" and not is_wrapped
@@ -260,7 +261,7 @@ def _pick(
     handle: TurnHandle | None,
     session_id: str | None,
 ) -> ReplayRecord | None:
-    """The record to splice, or None when there is none or the client's reasoning is none of ours."""
+    """The record to splice; None when there is none or the client's reasoning is none of ours."""
     digest = reasoning_digest(message.reasoning)
     if digest:
         records = [record for record in records if record.reasoning_digest == digest]

@@ -16,7 +16,7 @@ from dlite_agent.errors import ConfigurationError
 
 __all__ = ["Journal", "JournalRecord"]
 
-# Key, digest, id, record, array and entries of two dicts, by tracemalloc on CPython 3.11, rounded up.
+# Key, digest, id, record, array and entries of two dicts, by tracemalloc on CPython 3.11.
 _OVERHEAD_BYTES = 640
 _TOKEN_BYTES = 4
 
