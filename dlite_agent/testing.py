@@ -1,6 +1,7 @@
 """Small, seeded stand-ins for tests: ours and those of programs built on dlite-agent.
 
-Nothing here needs the network or a checkpoint. torch is imported only by the doubles that hold tensors.
+Nothing here needs the network or a checkpoint. torch is imported only by the doubles that hold
+tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["tiny_config", "tiny_qwen3"]
 
 
-def tiny_config(*, vocab_size: int = 512, num_layers: int = 2, tie_word_embeddings: bool = False) -> TargetConfig:
+def tiny_config(
+    *, vocab_size: int = 512, num_layers: int = 2, tie_word_embeddings: bool = False
+) -> TargetConfig:
     """The shape of `tiny_qwen3`: E = 64, 4 heads of 16, 2 kv heads, no end-of-turn ids."""
     from dlite_agent.models.target import TargetConfig
 
@@ -65,8 +68,16 @@ def tiny_qwen3(
     for name, shape in weight_shapes(config).items():
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         is_norm = len(shape) == 1
-        weights[name] = 1.0 + 0.1 * noise if is_norm else noise * (0.5 if "embed" in name else shape[-1] ** -0.5)
+        weights[name] = (
+            1.0 + 0.1 * noise
+            if is_norm
+            else noise * (0.5 if "embed" in name else shape[-1] ** -0.5)
+        )
     kind = getattr(torch, "float32" if dtype == "auto" else dtype)
     return DenseTransformer(
-        config, weights.__getitem__, dtype=kind, device=torch.device("cpu"), max_kv_bytes=max_kv_bytes
+        config,
+        weights.__getitem__,
+        dtype=kind,
+        device=torch.device("cpu"),
+        max_kv_bytes=max_kv_bytes,
     )

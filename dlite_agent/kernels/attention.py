@@ -1,12 +1,13 @@
 """Grouped-query attention over a list of spans, without ever repeating keys or values.
 
-The G query heads that share a kv head are folded into rows: q `[K, G·M, D]` against k `[K, S, D]`, rows ordered (g, m).
-Which way a shape takes is decided by `choose_path` from measurements (`python -m dlite_agent.bench.attention`):
+The G query heads that share a kv head are folded into rows: q `[K, G·M, D]` against k `[K, S, D]`,
+rows ordered (g, m). Which way a shape takes is decided by `choose_path` from measurements (`python
+-m dlite_agent.bench.attention`):
 
 - `matmul`: scores of all spans side by side, one softmax, one product per span. Best for few rows.
-- `flash`: torch's CPU flash attention for what all rows see, which returns the log-sum-exp; two plain products for the
-  queries' own rows, which need a mask; merged. Best, and the only one with bounded memory, for a prefill chunk behind a
-  long history.
+- `flash`: torch's CPU flash attention for what all rows see, which returns the log-sum-exp; two
+  plain products for the queries' own rows, which need a mask; merged. Best, and the only one with
+  bounded memory, for a prefill chunk behind a long history.
 
 Softmax statistics are float32 (float64 for float64 inputs) on every path.
 """
@@ -19,7 +20,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionPath", "attend", "attend_flash", "attend_matmul", "choose_path", "merge_partials"]
+__all__ = [
+    "AttentionPath",
+    "attend",
+    "attend_flash",
+    "attend_matmul",
+    "choose_path",
+    "merge_partials",
+]
 
 AttentionPath = Literal["matmul", "flash"]
 KeysValues = tuple[Tensor, Tensor]
@@ -33,8 +41,8 @@ def attend(q: Tensor, spans: Sequence[KeysValues], *, causal_tail: int) -> Tenso
     Args:
         q: [M, H, D].
         spans: Keys and values [K, S_i, D] each, in the order of positions; H is a multiple G of K.
-        causal_tail: M. The last M cached rows are the queries' own: row i of the tail is seen by queries i, i + 1, …;
-            all rows before the tail are seen by every query.
+        causal_tail: M. The last M cached rows are the queries' own: row i of the tail is seen by
+            queries i, i + 1, …; all rows before the tail are seen by every query.
 
     Returns:
         [M, H, D] in the type of `q`.
@@ -49,7 +57,11 @@ def attend(q: Tensor, spans: Sequence[KeysValues], *, causal_tail: int) -> Tenso
         out = attend_matmul(folded, spans, num_rows)
     else:
         out = attend_flash(folded, spans, num_rows)
-    return out.view(num_kv_heads, -1, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
+    return (
+        out.view(num_kv_heads, -1, num_rows, head_dim)
+        .permute(2, 0, 1, 3)
+        .reshape(num_rows, num_heads, head_dim)
+    )
 
 
 def choose_path(num_rows: int, num_cached: int, device: torch.device) -> AttentionPath:
@@ -69,7 +81,7 @@ def attend_matmul(folded: Tensor, spans: Sequence[KeysValues], num_rows: int) ->
 
 
 def attend_flash(folded: Tensor, spans: Sequence[KeysValues], num_rows: int) -> Tensor:
-    """Flash attention for the rows before the tail, `matmul` for the tail, merged. Shapes as in `attend_matmul`."""
+    """Flash attention before the tail, two products for the tail, merged; [K, G·M, D]."""
     before, tail = _split_tail(spans, num_rows)
     partials = [_flash_partial(folded, keys, values) for keys, values in before]
     partials.append(_tail_partial(folded, tail, num_rows))
@@ -83,11 +95,14 @@ def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         partials: Per span the normalised output [K, R, D] and the log-sum-exp [K, R] of its scores.
 
     Returns:
-        [K, R, D] in the type of the log-sum-exp: Σ exp(lse_i − lse)·out_i with lse the log-sum-exp of all.
+        [K, R, D] in the type of the log-sum-exp: Σ exp(lse_i − lse)·out_i, where lse is the
+        log-sum-exp of all.
     """
     if len(partials) == 1:
         return partials[0][0]
-    weights = torch.stack([lse for _, lse in partials]).softmax(dim=0).unsqueeze(-1)  # [spans, K, R, 1]
+    weights = (
+        torch.stack([lse for _, lse in partials]).softmax(dim=0).unsqueeze(-1)
+    )  # [spans, K, R, 1]
     merged = partials[0][0].to(weights.dtype) * weights[0]
     for (out, _), weight in zip(partials[1:], weights[1:], strict=True):
         merged = merged.addcmul_(out.to(weights.dtype), weight)
@@ -103,7 +118,9 @@ def _joined_scores(folded: Tensor, spans: Sequence[KeysValues]) -> Tensor:
 
 def _mask_tail(scores: Tensor, num_rows: int) -> None:
     """Hide, in place, what the queries must not see of the last M columns of [K, G·M, S]."""
-    tail = scores.view(scores.shape[0], -1, num_rows, scores.shape[-1])[..., -num_rows:]  # [K, G, M, M]
+    tail = scores.view(scores.shape[0], -1, num_rows, scores.shape[-1])[
+        ..., -num_rows:
+    ]  # [K, G, M, M]
     hidden = torch.ones(num_rows, num_rows, dtype=torch.bool, device=scores.device).triu_(1)
     tail.masked_fill_(hidden, float("-inf"))
 
@@ -112,14 +129,16 @@ def _weighted_values(weights: Tensor, spans: Sequence[KeysValues]) -> Tensor:
     """Σ over spans of weights·v, [K, R, D]."""
     if len(spans) == 1:
         return torch.bmm(weights, spans[0][1])
-    parts = weights.split([values.shape[1] for _, values in spans], dim=-1)
+    parts = torch.split(weights, [values.shape[1] for _, values in spans], dim=-1)
     out = torch.bmm(parts[0], spans[0][1])
     for part, (_, values) in zip(parts[1:], spans[1:], strict=True):
         out.baddbmm_(part, values)
     return out
 
 
-def _split_tail(spans: Sequence[KeysValues], num_rows: int) -> tuple[list[KeysValues], list[KeysValues]]:
+def _split_tail(
+    spans: Sequence[KeysValues], num_rows: int
+) -> tuple[list[KeysValues], list[KeysValues]]:
     """Cut the last M cached rows off: (spans before, spans of the tail), both in order."""
     before = list(spans)
     tail: list[KeysValues] = []
@@ -136,11 +155,15 @@ def _split_tail(spans: Sequence[KeysValues], num_rows: int) -> tuple[list[KeysVa
 
 
 def _flash_partial(folded: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(folded[None], keys[None], values[None])
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        folded[None], keys[None], values[None]
+    )
     return out[0], lse[0]
 
 
-def _tail_partial(folded: Tensor, tail: Sequence[KeysValues], num_rows: int) -> tuple[Tensor, Tensor]:
+def _tail_partial(
+    folded: Tensor, tail: Sequence[KeysValues], num_rows: int
+) -> tuple[Tensor, Tensor]:
     scores = _joined_scores(folded, tail).to(_statistics(folded.dtype))
     _mask_tail(scores, num_rows)
     lse = scores.logsumexp(dim=-1)

@@ -1,8 +1,9 @@
 """Rotary position embedding as a product of complex numbers.
 
-Hugging Face checkpoints rotate element d with element d + D/2. Rows of the query and key projections are re-ordered once
-at load (`pair_order`), so that the two partners stand side by side and one complex multiplication rotates them. A dot
-product of queries and keys does not see the order, so scores, and everything behind them, stay what they were.
+Hugging Face checkpoints rotate element d with element d + D/2. Rows of the query and key
+projections are re-ordered once at load (`pair_order`), so that the two partners stand side by side
+and one complex multiplication rotates them. A dot product of queries and keys does not see the
+order, so scores, and everything behind them, stay what they were.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ __all__ = ["RotaryTable", "pair_order", "rotate"]
 
 
 def pair_order(head_dim: int) -> Tensor:
-    """Where each element of the interleaved layout comes from in the checkpoint's: [D] int64, 0, D/2, 1, D/2 + 1, …"""
+    """Elements of the checkpoint's layout in ours: 0, D/2, 1, D/2 + 1, …; [D] int64."""
     return torch.arange(head_dim).view(2, head_dim // 2).t().reshape(-1)
 
 
@@ -22,21 +23,21 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate neighbouring elements.
 
     Args:
-        x: [M, N, D] float32 or float64, contiguous in D; partners side by side (`pair_order`).
+        x: [M, N, D] float32 or float64, contiguous; partners side by side (`pair_order`).
         rotation: [M, 1, D/2] complex of the same precision, from `RotaryTable`.
 
     Returns:
         [M, N, D], a new tensor.
     """
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
     return torch.view_as_real(pairs * rotation).flatten(-2)
 
 
 class RotaryTable:
     """`exp(i · position · theta^(-2j/D))` for the positions asked for so far; grows by doubling.
 
-    Angles are float32 as in transformers, whatever the model's type: at position 40,000 a float32 angle is off by 1e-3,
-    and that is what the checkpoint was trained with.
+    Angles are float32 as in transformers, whatever the model's type: at position 40,000 a float32
+    angle is off by 1e-3, and that is what the checkpoint was trained with.
 
     Args:
         head_dim: D.
@@ -45,7 +46,9 @@ class RotaryTable:
         device: Where the table is kept.
     """
 
-    def __init__(self, head_dim: int, theta: float, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, head_dim: int, theta: float, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
         self._frequencies = (1.0 / (theta**exponents)).to(device)
         self._dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
@@ -58,6 +61,8 @@ class RotaryTable:
         return self._table.narrow(0, start, count)
 
     def _compute(self, num_positions: int) -> Tensor:
-        positions = torch.arange(num_positions, dtype=torch.float32, device=self._frequencies.device)
+        positions = torch.arange(
+            num_positions, dtype=torch.float32, device=self._frequencies.device
+        )
         angles = torch.outer(positions, self._frequencies)
         return torch.complex(angles.cos(), angles.sin()).to(self._dtype).unsqueeze(1)

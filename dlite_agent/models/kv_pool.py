@@ -1,13 +1,16 @@
-"""Keys and values of all sessions: one pool of ref-counted pages, and caches that are lists of pages.
+"""Keys and values of all sessions: a pool of ref-counted pages, and caches that are lists of pages.
 
-A layer's pool is one tensor `[2, K, P, D]` (keys and values, kv heads, rows, head dim) whose P rows are cut into pages
-of `PAGE_ROWS`. A `KVCache` holds page numbers; row i of a session stands in page `i // PAGE_ROWS`. Growth takes the page
-behind the last one whenever it is free, so a session is mostly one or two contiguous *spans*, and it never copies.
+A layer's pool is one tensor `[2, K, P, D]` (keys and values, kv heads, rows, head dim) whose P rows
+are cut into pages of `PAGE_ROWS`. A `KVCache` holds page numbers; row i of a session stands in page
+`i // PAGE_ROWS`. Growth takes the page behind the last one whenever it is free, so a session is
+mostly one or two contiguous *spans*, and it never copies.
 
-On a CPU the pool is reserved virtually: memory is committed when a page is first written, so the pool may have the size
-of the budget rather than of the contexts in use. `KVPool.close` gives all of it back; single pages are only reused.
+On a CPU the pool is reserved virtually: memory is committed when a page is first written, so the
+pool may have the size of the budget rather than of the contexts in use. `KVPool.close` gives all of
+it back; single pages are only reused.
 
-    # rows of a cache:  [0, length) committed · [length, length + num_tentative) tentative, gone unless committed
+    # rows of a cache:  [0, length) committed · [length, length + num_tentative) tentative, gone
+    # unless committed
 """
 
 from __future__ import annotations
@@ -45,26 +48,35 @@ class KVPool:
         max_bytes: Budget; rounded down to whole pages.
 
     Raises:
-        ConfigurationError: Not even one page fits the budget, or the device cannot reserve that much.
+        ConfigurationError: Not even one page fits the budget, or the device cannot reserve that
+            much.
     """
 
     def __init__(
-        self, config: TargetConfig, *, dtype: torch.dtype, device: torch.device | str = "cpu", max_bytes: int
+        self,
+        config: TargetConfig,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        max_bytes: int,
     ) -> None:
         self.page_bytes = PAGE_ROWS * config.kv_bytes_per_token(dtype.itemsize)
         self.num_pages = max_bytes // self.page_bytes
         self.num_layers = config.num_layers
         if self.num_pages < 1:
             raise ConfigurationError(
-                f"max_kv_bytes is {max_bytes!r}, but one page of {PAGE_ROWS} tokens takes {self.page_bytes} bytes; "
-                "raise max_kv_bytes"
+                f"max_kv_bytes is {max_bytes!r}, but one page of {PAGE_ROWS} tokens takes "
+                f"{self.page_bytes} bytes; raise max_kv_bytes"
             )
         shape = (2, config.num_kv_heads, self.num_pages * PAGE_ROWS, config.head_dim)
         try:
-            layers = [torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)]
-        except RuntimeError as error:  # torch's allocators raise RuntimeError or its subclass OutOfMemoryError
+            layers = [
+                torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            ]
+        except RuntimeError as error:  # what torch's allocators raise
             raise ConfigurationError(
-                f"cannot reserve max_kv_bytes={max_bytes!r} on {str(device)!r}: {error}; lower max_kv_bytes"
+                f"cannot reserve max_kv_bytes={max_bytes!r} on {str(device)!r}: {error}; lower "
+                "max_kv_bytes"
             ) from error
         self.keys: list[Tensor] = [layer[0] for layer in layers]  # L times [K, P, D]
         self.values: list[Tensor] = [layer[1] for layer in layers]
@@ -109,7 +121,7 @@ class KVPool:
         return int(self._references[page])
 
     def take(self, count: int, after: int | None) -> list[int]:
-        """Hand out `count` free pages, the ones behind page `after` first, as contiguous as possible.
+        """Hand out free pages as contiguous as possible, the ones behind page `after` first.
 
         Args:
             count: How many.
@@ -122,8 +134,8 @@ class KVPool:
         num_free = self.num_pages - self._num_used
         if count > num_free:
             raise CapacityError(
-                f"{count} more KV pages of {PAGE_ROWS} tokens are needed, but {num_free} of {self.num_pages} are free; "
-                "end a session or raise max_kv_bytes"
+                f"{count} more KV pages of {PAGE_ROWS} tokens are needed, but {num_free} of "
+                f"{self.num_pages} are free; end a session or raise max_kv_bytes"
             )
         pages: list[int] = []
         while len(pages) < count:
@@ -155,7 +167,7 @@ class KVPool:
             layer[:, target : target + count] = layer[:, source : source + count]
 
     def _roomiest_page(self) -> int:
-        """Where to start a run: in the middle of the largest gap, so that whoever ends before it can grow too."""
+        """Middle of the largest gap, so that the run that ends before the gap can grow too."""
         taken = np.concatenate(([1], self._references, [1])) > 0
         edges = np.flatnonzero(taken[1:] != taken[:-1]).reshape(-1, 2)  # [gaps, (start, end)]
         start, end = edges[int(np.argmax(edges[:, 1] - edges[:, 0]))]
@@ -167,7 +179,7 @@ class KVPool:
 
 
 class KVCache:
-    """Keys and values of one session: an ordered list of pages. Made by `KVPool.new_cache` or `fork`.
+    """Keys and values of one session, an ordered list of pages; see `KVPool.new_cache` and `fork`.
 
     Not thread-safe. Always holds exactly the pages that `length + num_tentative` rows need.
     """
@@ -175,8 +187,9 @@ class KVCache:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._pages: list[int] = []
-        self._runs: list[tuple[int, int]] = []  # (first row in the pool, rows), tentative rows included
-        self._slots: list[tuple[int, int]] = []  # the same, of the tentative rows only
+        # Contiguous rows as (first row in the pool, count): of all rows, and of the tentative ones.
+        self._runs: list[tuple[int, int]] = []
+        self._slots: list[tuple[int, int]] = []
         self.length = 0
         self.num_tentative = 0
 
@@ -203,9 +216,10 @@ class KVCache:
         return round(sum(page_bytes / self._pool.num_references(page) for page in self._pages))
 
     def reserve(self, count: int) -> None:
-        """Make room for `count` tentative rows behind `length`; tentative rows from before are dropped.
+        """Make room for `count` tentative rows behind `length`; earlier tentative rows are dropped.
 
-        A last page that another cache also holds is copied first, so that nobody else's rows are overwritten.
+        A last page that another cache also holds is copied first, so that nobody else's rows are
+        overwritten.
 
         Raises:
             CapacityError: The pool has too few free pages; the cache is unchanged.
@@ -249,9 +263,12 @@ class KVCache:
             done += count
 
     def spans(self, layer: int) -> list[Span]:
-        """Keys and values of a layer, tentative rows included, as few contiguous views as possible."""
+        """Keys and values of a layer, tentative rows included, in as few views as possible."""
         keys, values = self._pool.keys[layer], self._pool.values[layer]
-        return [Span(keys.narrow(1, row, count), values.narrow(1, row, count)) for row, count in self._runs]
+        return [
+            Span(keys.narrow(1, row, count), values.narrow(1, row, count))
+            for row, count in self._runs
+        ]
 
     def commit(self, count: int) -> None:
         """Keep the first `count` tentative rows and drop the others."""
@@ -264,7 +281,7 @@ class KVCache:
         self._set_length(length)
 
     def fork(self, at: int | None = None) -> KVCache:
-        """A cache with the same first `at` rows (all by default). Full pages are shared, the last one is copied.
+        """A cache with the same first `at` rows; full pages are shared, a begun one is copied.
 
         Raises:
             CapacityError: No page is free for the copy.

@@ -1,6 +1,7 @@
 """The seam through which every matrix product with a weight goes.
 
-`make_linear` picks the layout that was measured fastest for the type and device; callers see `Linear`.
+`make_linear` picks the layout that was measured fastest for the type and device; callers see
+`Linear`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ class Linear(Protocol):
         ...
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + x·Wᵀ, a new tensor [M, out]."""
+        """Residual + x·Wᵀ, a new tensor [M, out]."""
         ...
 
 
 class TransposedLinear:
     """Weight kept as [in, out]: float32 and float64 (and any type on an accelerator).
 
-    One row of float32 against 224 → 1280 takes 12 µs this way and 22 µs with `F.linear` (one core, MKL).
+    One row of float32 against 224 → 1280 takes 12 µs this way and 22 µs with `F.linear` (one core,
+    MKL).
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -38,9 +40,11 @@ class TransposedLinear:
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x·Wᵀ."""
         return torch.mm(x, self._weight)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Residual + x·Wᵀ."""
         return torch.addmm(residual, x, self._weight)
 
 
@@ -55,11 +59,17 @@ class PackedLinear:
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, None, "none", [], "")
+        """x·Wᵀ."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            x, self._weight, None, "none", [], ""
+        )
         return out
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, None, "add")
+        """Residual + x·Wᵀ."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
+            x, residual, self._weight, None, "add"
+        )
         return out
 
 
@@ -68,6 +78,10 @@ _TYPICAL_ROWS = 1
 
 def make_linear(weight: Tensor) -> Linear:
     """Take over a weight [out, in] in the layout that is fastest for its type and device."""
-    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.backends.mkldnn.is_available():
+    if (
+        weight.dtype == torch.bfloat16
+        and weight.device.type == "cpu"
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch
+    ):
         return PackedLinear(weight)
     return TransposedLinear(weight)

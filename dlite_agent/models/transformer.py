@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from dlite_agent.kernels.attention import attend
 from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
@@ -63,7 +63,8 @@ class DenseTransformer:
 
     Args:
         config: Shape of the checkpoint.
-        read: Gives a tensor by its Hugging Face name (`weight_shapes`), of the right shape, any floating type.
+        read: Gives a tensor by its Hugging Face name (`weight_shapes`), of the right shape, any
+            floating type.
         dtype: Type of weights, activations, keys and values.
         device: Where everything is.
         max_kv_bytes: Budget of the KV pool.
@@ -73,7 +74,13 @@ class DenseTransformer:
     """
 
     def __init__(
-        self, config: TargetConfig, read: ReadWeight, *, dtype: torch.dtype, device: torch.device, max_kv_bytes: int
+        self,
+        config: TargetConfig,
+        read: ReadWeight,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_kv_bytes: int,
     ) -> None:
         self.config = config
         self.device = device
@@ -81,7 +88,9 @@ class DenseTransformer:
         self.rows_computed = 0
         self.pool = KVPool(config, dtype=dtype, device=device, max_bytes=max_kv_bytes)
         self._wide = torch.float64 if dtype == torch.float64 else torch.float32
-        self._rotary = RotaryTable(config.head_dim, config.rope_theta, dtype=self._wide, device=device)
+        self._rotary = RotaryTable(
+            config.head_dim, config.rope_theta, dtype=self._wide, device=device
+        )
 
         def load(name: str) -> Tensor:
             return read(name).to(device=device, dtype=dtype)
@@ -101,7 +110,11 @@ class DenseTransformer:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights that a decode step reads."""
-        linears = [linear for layer in self._layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        linears = [
+            linear
+            for layer in self._layers
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        ]
         return sum(linear.nbytes for linear in [*linears, self._head])
 
     def new_cache(self) -> KVCache:
@@ -123,7 +136,7 @@ class DenseTransformer:
         num_rows = token_ids.shape[0]
         kv.reserve(num_rows)
         rotation = self._rotary.rows(kv.length, num_rows)
-        x = F.embedding(token_ids, self._embedding)  # [Q, E]
+        x = functional.embedding(token_ids, self._embedding)  # [Q, E]
         tapped: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             x = self._decoder_layer(layer, index, x, rotation, kv)
@@ -133,21 +146,32 @@ class DenseTransformer:
         hidden = TargetHidden(torch.stack(tapped), tuple(sorted(set(taps)))) if tapped else None
         return TargetOutput(self._logits(x, logits_for), hidden)
 
-    def _decoder_layer(self, layer: _Layer, index: int, x: Tensor, rotation: Tensor, kv: KVCache) -> Tensor:
+    def _decoder_layer(
+        self, layer: _Layer, index: int, x: Tensor, rotation: Tensor, kv: KVCache
+    ) -> Tensor:
         config = self.config
         num_rows, num_heads, num_kv_heads = x.shape[0], config.num_heads, config.num_kv_heads
-        heads = layer.qkv(self._norm(x, layer.input_norm)).view(num_rows, -1, config.head_dim)  # [Q, H + 2K, D]
+        heads = layer.qkv(self._norm(x, layer.input_norm)).view(
+            num_rows, -1, config.head_dim
+        )  # [Q, H + 2K, D]
         turned = heads[:, : num_heads + num_kv_heads].to(self._wide)
-        turned = F.rms_norm(turned, (config.head_dim,), None, config.rms_norm_eps) * layer.head_norms
+        turned = (
+            functional.rms_norm(turned, (config.head_dim,), None, config.rms_norm_eps)
+            * layer.head_norms
+        )
         turned = rotate(turned, rotation)
-        kv.write(index, turned[:, num_heads:].transpose(0, 1), heads[:, num_heads + num_kv_heads :].transpose(0, 1))
+        kv.write(
+            index,
+            turned[:, num_heads:].transpose(0, 1),
+            heads[:, num_heads + num_kv_heads :].transpose(0, 1),
+        )
         mixed = attend(turned[:, :num_heads].to(self.dtype), kv.spans(index), causal_tail=num_rows)
         x = layer.out.add_to(x, mixed.reshape(num_rows, -1))
         gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=-1)
-        return layer.down.add_to(x, F.silu(gate) * up)
+        return layer.down.add_to(x, functional.silu(gate) * up)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
 
     def _logits(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of some rows of the last residual stream [Q, E]."""
@@ -174,7 +198,9 @@ def _load_layer(config: TargetConfig, load: ReadWeight, index: int) -> _Layer:
     )
     query_norm = load(f"{prefix}self_attn.q_norm.weight")[order].expand(config.num_heads, -1)
     key_norm = load(f"{prefix}self_attn.k_norm.weight")[order].expand(config.num_kv_heads, -1)
-    gate_up = torch.cat([load(f"{prefix}mlp.gate_proj.weight"), load(f"{prefix}mlp.up_proj.weight")])
+    gate_up = torch.cat(
+        [load(f"{prefix}mlp.gate_proj.weight"), load(f"{prefix}mlp.up_proj.weight")]
+    )
     wide = torch.float64 if query_norm.dtype == torch.float64 else torch.float32
     return _Layer(
         input_norm=load(f"{prefix}input_layernorm.weight"),

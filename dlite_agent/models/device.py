@@ -1,0 +1,81 @@
+"""Which device and type a target uses, and how much memory is free there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from dlite_agent.errors import ConfigurationError
+
+__all__ = ["free_memory_bytes", "resolve_device", "resolve_dtype"]
+
+_SMALL_NUM_WEIGHTS = 32_000_000
+"""Up to here float32 beats bfloat16 on a CPU: a packed bf16 product takes 20 µs to start."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `EngineConfig.device` names; `"auto"` is CUDA where there is one.
+
+    Raises:
+        ConfigurationError: There is no such device, or it is not supported.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigurationError(
+            f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'"
+        ) from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device is {name!r}; use 'auto', 'cpu', 'cuda' or 'cuda:N'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigurationError(
+            f"device is {name!r}, but torch {torch.__version__} sees {torch.cuda.device_count()} "
+            "CUDA devices; use device='cpu' or install a CUDA build of torch"
+        )
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device, num_weights: int) -> torch.dtype:
+    """The type that `EngineConfig.dtype` names.
+
+    `"auto"` is bfloat16 where the device computes in it, else float32; on a CPU also float32 for
+    models so small that it is faster there.
+    """
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    computes_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if computes_bf16 and num_weights > _SMALL_NUM_WEIGHTS else torch.float32
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Bytes that can be allocated now: of the GPU, or of this machine and its control group."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    free = [_available_bytes()]
+    limit, used = (_read_number(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+    if limit is not None and used is not None:
+        free.append(max(0, limit - used))
+    return min(free)
+
+
+def _available_bytes() -> int:
+    """`MemAvailable` on Linux, elsewhere half of the memory."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _read_number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # not Linux, or "max" for no limit
+        return None
