@@ -1,4 +1,4 @@
-"""From logits to a token: temperature, top-k, top-p and noise that is a function of (key, position, token id).
+"""From logits to a token: temperature, top-k, top-p, and noise keyed to (key, position, token id).
 
 The token at position i is `argmin_t E_t / p_t` over the kept tokens, where E_t is exponential noise
 keyed to (key, i, t): the Gumbel-max trick in its exponential form. Whoever evaluates the same
@@ -20,19 +20,22 @@ from dlite_agent.config import SamplingParams
 __all__ = ["KeyedNoise", "Sampler"]
 
 _MASK64 = (1 << 64) - 1
-# SplitMix64 (Steele, Lea and Flood 2014): a Weyl sequence of this step through Stafford's finaliser, variant 13.
+# SplitMix64 (Steele, Lea and Flood 2014): a Weyl sequence through Stafford's finaliser "mix13".
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 _MULTIPLIER_2 = 0x94D049BB133111EB
-# An odd step of its own for positions (xxHash64's second prime), so that a step in position is no step in token id.
+# An odd step of its own for positions (xxHash64's second prime), so that they are no token ids.
 _POSITION_STEP = 0xC2B2AE3D27D4EB4F
+# Cuts of the vocabulary into blocks whose maxima bound the k-th logit from below.
+_MAX_BLOCK = 64
+_BLOCKS_PER_CANDIDATE = 8
 # Sizes that a nucleus is looked for in before the whole vocabulary is sorted.
 _NUCLEUS_SIZES = (256, 4096)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedNoise:
-    """Noise without a state: the same (key, position, token id) gives the same number, in any order and on any device.
+    """Noise without a state: one number for each (key, position, token id), in any order.
 
     Attributes:
         key: 64 bits.
@@ -77,7 +80,7 @@ class KeyedNoise:
 
 
 class Sampler:
-    """Turns logits into tokens; the single place for temperature, top-k, top-p and noise, for targets and drafters alike.
+    """Turns logits into tokens: temperature, top-k, top-p and noise, for targets and drafters.
 
     Args:
         params: Resolved: temperature, top_k and top_p are set.
@@ -114,11 +117,11 @@ class Sampler:
         return next(self.sample_each(logits[None], position))
 
     def sample_rows(self, logits: Tensor, first_position: int) -> Tensor:
-        """Choose a token for each of R rows, [R, V]; row i is at `first_position + i`. Returns [R] int64 on the host."""
+        """Choose the tokens of R rows [R, V], row i at `first_position + i`; [R] int64, host."""
         return torch.tensor(list(self.sample_each(logits, first_position)), dtype=torch.int64)
 
     def sample_each(self, logits: Tensor, first_position: int) -> Iterator[int]:
-        """Choose tokens row by row, as they are asked for: a row that nobody asks for costs nothing.
+        """Choose tokens row by row, as they are asked for; a row that nobody asks for is free.
 
         Greedy rows are cheap and are evaluated together, with one host sync.
         """
@@ -139,7 +142,7 @@ class Sampler:
         sufficient nucleus are kept, always the same ones.
 
         Returns:
-            ids [n] int64, and weights [n] float64: p up to a common factor, > 0.
+            ids [n] int64, and weights [n] float64: p up to a common factor. A weight may be 0.
         """
         if 0 < self._top_k < logits.shape[0]:
             ids = _largest(logits, self._top_k)
@@ -148,17 +151,14 @@ class Sampler:
         elif self._top_p < 1.0:
             ids, weights = self._nucleus_of_all(logits)
         else:
-            ids, weights = (
-                torch.arange(logits.shape[0], device=logits.device),
-                self._weights(logits),
-            )
-        possible = weights > 0.0
-        return ids[possible], weights[possible]
+            ids = torch.arange(logits.shape[0], device=logits.device)
+            weights = self._weights(logits)
+        return ids, weights
 
     def is_near_tie(
         self, logits: Tensor, position: int, other_id: int, tolerance: float = 1e-4
     ) -> bool:
-        """Whether `other_id` would have been chosen, had its logit been higher by at most `tolerance`.
+        """Whether `other_id` would have been chosen, had its logit been higher by `tolerance`.
 
         Two computations of the same logits that differ in their last bits may disagree only there.
         """
@@ -168,7 +168,9 @@ class Sampler:
 
     def _draw(self, logits: Tensor, position: int) -> int:
         ids, weights = self.candidates(logits)
-        return int(ids[(self.noise.exponential(position, ids) / weights).argmin()])
+        arrival = self.noise.exponential(position, ids).div_(weights)
+        arrival.masked_fill_(weights == 0.0, float("inf"))  # E = 0 over p = 0 is no number
+        return int(ids[arrival.argmin()])
 
     def _weights(self, logits: Tensor) -> Tensor:
         scaled = logits.to(torch.float64) / self._temperature
@@ -199,19 +201,25 @@ class Sampler:
 
 
 def _largest(logits: Tensor, k: int) -> Tensor:
-    """Ids of the k largest of [V], descending, equal ones by ascending id. `topk` alone leaves ties open."""
-    values, ids = logits.topk(k)
-    lowest = values[-1]
-    above = ids[values > lowest]
-    ties = (logits == lowest).nonzero()[:, 0]
-    ids = torch.cat([above.sort().values, ties[: k - above.shape[0]]])
-    return ids[logits[ids].argsort(descending=True, stable=True)]
+    """Ids of the k largest of [V], descending; equal ones by ascending id, which `topk` ignores.
+
+    The k-th largest maximum of blocks is at most the k-th largest logit, and cheap to find: what
+    lies below it needs no sorting.
+    """
+    block = max(1, min(_MAX_BLOCK, logits.shape[0] // (_BLOCKS_PER_CANDIDATE * k)))
+    num_blocked = logits.shape[0] // block * block
+    maxima = torch.cat([logits[:num_blocked].view(-1, block).amax(dim=1), logits[num_blocked:]])
+    bounds = maxima.topk(k).values
+    _check_finite(float(bounds[0]))
+    ids = (logits >= bounds[-1]).nonzero()[:, 0]
+    return ids[logits[ids].argsort(descending=True, stable=True)[:k]]
 
 
 def _check_finite(highest: float) -> None:
     if not -float("inf") < highest < float("inf"):
         raise FloatingPointError(
-            f"the largest logit of a row is {highest!r}; the weights or the dtype overflow, or a mask excludes every token"
+            f"the largest logit of a row is {highest!r}; the dtype overflows (use float32), "
+            "or a mask excludes every token"
         )
 
 

@@ -101,7 +101,7 @@ def _propose(
     limits: StopRules,
     budget: int,
 ) -> DraftBlock:
-    """Ask the drafter, and cut what can never be committed: past the budget, a stop id, or no id at all."""
+    """Ask the drafter; cut what cannot be committed: past the budget or a stop id, or no id."""
     assert state.pending is not None, "decode needs logits or a pending token"
     block = drafter.propose(
         state.draft_state, state.pending, state.hidden, state.position, sampler.noise, budget
@@ -119,7 +119,7 @@ def _propose(
 def _forward(
     target: TargetModel, drafter: Drafter, state: DecodeState, block: DraftBlock
 ) -> tuple[DraftBlock, TargetOutput]:
-    """Compute the pending token's row and one per drafted token; without the draft where the pool is too full for it."""
+    """Compute the pending token's row and one per drafted token, or none where the pool is full."""
 
     def rows(draft: DraftBlock) -> TargetOutput:
         ids = torch.tensor(

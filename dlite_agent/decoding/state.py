@@ -36,7 +36,7 @@ class DecodeState:
 
     @property
     def position(self) -> int:
-        """Position of the pending token, or of the one to be sampled next from `logits`: `kv.length`."""
+        """Position of the pending token, or of the one that `logits` give: `kv.length`."""
         return self.kv.length
 
     @property

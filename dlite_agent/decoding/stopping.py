@@ -30,7 +30,7 @@ class StopRules:
             raise ValueError(f"max_tokens is {self.max_tokens!r}; use at least 1")
 
     def draft_budget(self, num_committed: int) -> int:
-        """Most tokens that a round may draft, since it adds one of its own: 0 for the turn's last token."""
+        """Most tokens that a round may draft, since it adds one of its own."""
         return max(0, self.max_tokens - num_committed - 1)
 
     def finish(self, last_token_id: int, num_committed: int) -> Finish | None:

@@ -83,7 +83,7 @@ def verify(
     drafted = draft.token_ids
     if logits.shape[0] != len(drafted) + 1:
         raise ValueError(
-            f"{len(drafted)} drafted tokens need {len(drafted) + 1} rows of logits, not {logits.shape[0]}"
+            f"{len(drafted)} drafted tokens need one row of logits more, not {logits.shape[0]}"
         )
     num_rows = _num_reachable_rows(drafted, rows)
     reachable = logits[:num_rows]
@@ -104,7 +104,7 @@ def verify(
 
 
 def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:
-    """Rows in front of which the draft holds no terminal token, and which have a mask where masks are given."""
+    """Rows that no terminal token of the draft precedes and that have a mask, if any has."""
     num_rows = next(
         (i + 1 for i, token_id in enumerate(drafted) if token_id in rows.stop_token_ids),
         len(drafted) + 1,
@@ -113,6 +113,7 @@ def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:
         return num_rows
     if not 1 <= rows.masks.shape[0] <= len(drafted) + 1:
         raise ValueError(
-            f"{rows.masks.shape[0]} masks for {len(drafted)} drafted tokens; give 1 to {len(drafted) + 1}"
+            f"{len(drafted)} drafted tokens take 1 to {len(drafted) + 1} masks, "
+            f"not {rows.masks.shape[0]}"
         )
     return min(num_rows, rows.masks.shape[0])

@@ -11,7 +11,7 @@ from dlite_agent.models.target import TargetConfig
 __all__ = ["explain_drafter", "load_drafter"]
 
 _REASONS = {
-    "auto": "lookup: this version has no trained drafter for any checkpoint, and copying from the session costs next to nothing",
+    "auto": "lookup: no trained drafter is known for this checkpoint, and copying costs no forward",
     "null": "null: plain decoding, as asked for",
     "lookup": "lookup: copies from the session, as asked for",
 }
@@ -41,5 +41,6 @@ def explain_drafter(name: str, target_config: TargetConfig) -> str:
         return _REASONS[name]
     except KeyError:
         raise DrafterMismatchError(
-            f"there is no drafter {name!r} for {target_config.architecture}; use one of {', '.join(map(repr, _REASONS))}"
+            f"there is no drafter {name!r} for {target_config.architecture}; "
+            f"use one of {', '.join(map(repr, _REASONS))}"
         ) from None

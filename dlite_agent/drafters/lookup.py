@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002 - the Drafter protocol has these arguments
 """Prompt lookup: what followed the last time that the session held the same few tokens."""
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class LookupState:
-    """Token ids with, for each n-gram size, the chain of earlier positions whose n-gram has the same hash.
+    """Token ids and, for each n-gram size, chains of the positions whose n-grams share a hash.
 
     An n-gram is known by the position of its last token. `_last[g]` maps a hash bucket to the
     newest such position of size g and `_previous[g]` a position to the next older one of its
@@ -40,7 +41,7 @@ class LookupState:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays: 4 a token and 8 to 12 a token and size, up to twice that right after they grew."""
+        """Bytes of all arrays: 4 a token and 8 a token and size; twice that after they grew."""
         return self._ids.nbytes + self._last.nbytes + self._previous.nbytes
 
     @property
@@ -63,7 +64,7 @@ class LookupState:
             first = max(length, size - 1)
             if first < self._length:
                 buckets = self._buckets(size, first)
-                # newest first: where a bucket repeats, the oldest position that goes is written last
+                # newest first: where a bucket repeats, what preceded the oldest is written last
                 self._last[row, buckets[::-1]] = self._previous[row, first : self._length][::-1]
         self._length = min(self._length, length)
 
@@ -104,7 +105,7 @@ class LookupState:
         return -1, 0
 
     def continuation(self, position: int, count: int) -> tuple[int, ...]:
-        """The `count` tokens after `position`; past the end the copy goes on with itself, as a repetition would."""
+        """The `count` tokens after `position`; past the end, the copy repeats itself."""
         period = self._length - 1 - position
         found: list[int] = self._ids[
             position + 1 : min(position + 1 + count, self._length)
@@ -156,7 +157,7 @@ class LookupState:
 
 
 class LookupDrafter:
-    """Drafts what followed the newest earlier occurrence of the session's last tokens, longest n-gram first.
+    """Drafts what followed the newest earlier occurrence of the session's last tokens.
 
     Agents repeat themselves: file contents, paths, identifiers and calls come back word for word.
     Costs no forward of its own and no memory of another session.

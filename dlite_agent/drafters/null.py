@@ -1,4 +1,5 @@
-"""No drafts: the decode loop is plain decoding then, which is the baseline of every speed and lossless test."""
+# ruff: noqa: ARG002 - the Drafter protocol has these arguments
+"""No drafts: the decode loop is plain decoding then, the baseline of speed and lossless tests."""
 
 from __future__ import annotations
 

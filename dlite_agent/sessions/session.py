@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 
@@ -18,32 +17,11 @@ from dlite_agent.errors import RequestError, SessionBusyError, SessionError
 from dlite_agent.models.kv_pool import KVCache
 from dlite_agent.models.target import TargetHidden, TargetModel
 from dlite_agent.sampling import Sampler
+from dlite_agent.sessions.prefix import SyncReport, common_prefix_length
 
-__all__ = ["Session", "SyncReport", "common_prefix_length", "never"]
+__all__ = ["Session", "SyncReport", "never"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SyncReport:
-    """What a sync did, in tokens.
-
-    Attributes:
-        cached: Prompt tokens whose KV was there.
-        prefilled: Rows that were forwarded; `cached + prefilled` is the prompt's length when
-            `is_complete`.
-        rewound: Tokens of the session that the prompt does not repeat, and that were dropped.
-        origin: `"prefix"` or `"cold"`; whoever chose the session may know better.
-        diverged_at: The first token of the session that the prompt does not repeat, or None.
-        is_complete: False when `should_stop` ended the prefill; what was prefilled is kept.
-    """
-
-    cached: int
-    prefilled: int
-    rewound: int
-    origin: str
-    diverged_at: int | None
-    is_complete: bool = True
 
 
 def never() -> bool:
@@ -76,7 +54,7 @@ class Session:
     ) -> None:
         self.session_id = session_id
         self.last_turn_start = 0
-        """Where the last turn began: all ids before it had been there when its sync extended them."""
+        """Where the last turn began: the ids before it were there when its sync extended them."""
         self._target = target
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk
@@ -105,7 +83,7 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of KV (shared pages in shares), kept logits and taps, draft state, and 8 for each id."""
+        """Bytes of KV (shared pages in shares), logits, taps and draft state, and 8 for each id."""
         state = self._state
         tensors = [state.logits, state.hidden.states if state.hidden is not None else None]
         kept = sum(tensor.nbytes for tensor in tensors if tensor is not None)
@@ -166,8 +144,9 @@ class Session:
             common = common_prefix_length(self.token_ids, prompt)
             if common < self.last_turn_start and not in_place:
                 raise SessionError(
-                    f"session {self.session_id!r} shares {common} tokens with the prompt and its last turn starts at "
-                    f"{self.last_turn_start}; fork it at {common}, or sync with in_place=True to drop the difference"
+                    f"session {self.session_id!r} shares {common} tokens with the prompt, but its "
+                    f"last turn starts at {self.last_turn_start}; fork it at {common}, or use "
+                    "in_place=True"
                 )
             # [0, cached) kept · [cached, len(prompt)) prefilled now
             cached = min(common, self.kv.length, len(prompt) - 1)
@@ -268,7 +247,7 @@ class Session:
         self._is_draft_state_valid = False
 
     def check_invariants(self) -> None:
-        """Assert I1, I3 and I5, and that no tentative row is left. (I2 takes a recomputation, which tests do.)"""
+        """Assert I1, I3, I5 and that no tentative row is left; I2 would take a recomputation."""
         state = self._state
         n = len(state.token_ids)
         assert state.kv.length in (n - 1, n), f"I1: {state.kv.length} KV rows for {n} tokens"
@@ -289,7 +268,7 @@ class Session:
     def _extend(
         self, prompt: list[int], cached: int, common: int, should_stop: Callable[[], bool]
     ) -> int:
-        """Truncate to `cached` and prefill the rest until told to stop; returns the rows forwarded."""
+        """Truncate to `cached`, prefill the rest until told to stop; returns the rows forwarded."""
         is_next_turn = self._has_answer and common == len(self.token_ids)
         turn_start = common if is_next_turn else min(common, self.last_turn_start)
         self._ensure_draft_state()
@@ -334,7 +313,8 @@ class Session:
         self._check_open()
         if self._operation is not None:
             raise SessionBusyError(
-                f"session {self.session_id!r} runs {self._operation}, so {operation} has to wait; finish or close that first, or fork"
+                f"session {self.session_id!r} runs {self._operation}, so {operation} has to wait; "
+                "finish or close that first, or fork"
             )
         self._operation = operation
         try:
@@ -356,13 +336,15 @@ class Session:
         if lowest < 0 or highest >= limit:
             bad = lowest if lowest < 0 else highest
             raise RequestError(
-                f"the prompt holds token id {bad!r}, but the vocabulary has {limit}; use the model's own tokenizer"
+                f"the prompt holds token id {bad!r}, but the vocabulary has {limit}; "
+                "use the model's own tokenizer"
             )
 
     def _check_length(self, length: int) -> None:
         if not 0 <= length <= len(self.token_ids):
             raise ValueError(
-                f"length is {length!r}, but session {self.session_id!r} has {len(self.token_ids)} tokens"
+                f"length is {length!r}, but session {self.session_id!r} has "
+                f"{len(self.token_ids)} tokens"
             )
 
     def _check_open(self) -> None:
@@ -370,18 +352,3 @@ class Session:
             raise SessionError(
                 f"session {self.session_id!r} is closed; sync the prompt in a new one"
             )
-
-
-def common_prefix_length(left: list[int], right: list[int]) -> int:
-    """How many tokens two id lists share from the start."""
-    limit = min(len(left), len(right))
-    if left[:limit] == right[:limit]:
-        return limit
-    low, high = 0, limit  # left[:low] == right[:low], and a difference lies before high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
