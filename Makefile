@@ -64,7 +64,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/codespell
 
 docs: $(VENV)/.installed-dev
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed-demo
 	$(BIN)/dlite-agent bench $(ARGS)
