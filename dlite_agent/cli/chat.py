@@ -1,4 +1,7 @@
-"""`dlite-agent chat [MODEL]`: talk to a model in the terminal. Ctrl-C ends an answer, Ctrl-D the conversation."""
+"""`dlite-agent chat [MODEL]`: talk to a model in the terminal.
+
+Ctrl-C ends an answer, Ctrl-D the conversation.
+"""
 
 from __future__ import annotations
 
@@ -21,27 +24,46 @@ DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("model", nargs="?", default="nano", help="nano, a folder in the Hugging Face layout, or a hub name")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="nano",
+        help="nano, a folder in the Hugging Face layout, or a hub name",
+    )
     parser.add_argument("--system", help="system message")
-    parser.add_argument("--no-think", action="store_true", help="ask the template to switch thinking off")
+    parser.add_argument(
+        "--no-think", action="store_true", help="ask the template to switch thinking off"
+    )
     parser.add_argument("--drafter", default="auto", help="auto, lookup or null")
-    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64"))
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
+    )
     parser.add_argument("--temperature", type=float, help="0 is greedy; default: the checkpoint's")
     parser.add_argument("--max-tokens", type=int, help="most tokens of one answer")
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--json", action="store_true", help="one JSON object a turn instead of text")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a turn instead of text"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, then read lines from standard input until it ends."""
     from dlite_agent.engine import Engine
 
-    sampling = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)
+    sampling = SamplingParams(
+        temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed
+    )
     config = EngineConfig(model=arguments.model, drafter=arguments.drafter, dtype=arguments.dtype)
     kwargs: dict[str, JSON] = {"enable_thinking": False} if arguments.no_think else {}
     with Engine(config) as engine:
         engine.load()
-        converse(engine, sampling, system=arguments.system, template_kwargs=kwargs, as_json=arguments.json)
+        converse(
+            engine,
+            sampling,
+            system=arguments.system,
+            template_kwargs=kwargs,
+            as_json=arguments.json,
+        )
     return 0
 
 
@@ -55,14 +77,17 @@ def converse(
 ) -> None:
     """Hold one conversation over standard input and output.
 
-    A turn that Ctrl-C ends keeps what was written; the session stays valid and the next turn goes on from it.
+    A turn that Ctrl-C ends keeps what was written; the session stays valid and the next turn goes
+    on from it.
     """
     history: list[Message] = [Message("system", system)] if system else []
     while (line := _read_line(quiet=as_json)) is not None:
         if not line.strip():
             continue
         history.append(Message("user", line))
-        request = ChatRequest(tuple(history), sampling=sampling, template_kwargs=template_kwargs or {})
+        request = ChatRequest(
+            tuple(history), sampling=sampling, template_kwargs=template_kwargs or {}
+        )
         try:
             answer = _answer(backend, request, as_json=as_json)
         except RequestError as error:
@@ -127,6 +152,7 @@ def status_line(stats: TurnStats) -> str:
     """Cached share, acceptance length and speed of a turn, in one line."""
     rate = stats.completion_tokens / stats.decode_s if stats.decode_s else 0.0
     return (
-        f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} cached, {stats.prefilled_tokens} prefilled · "
+        f"{stats.prompt_tokens} prompt tokens, {stats.cached_tokens} cached, "
+        f"{stats.prefilled_tokens} prefilled · "
         f"{stats.completion_tokens} written, τ {stats.acceptance_length:.2f}, {rate:.0f} tok/s"
     )

@@ -28,6 +28,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
     def line(cells: list[str]) -> str:
         first = cells[0].ljust(widths[0])
-        return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))])
+        return "  ".join(
+            [first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
+        )
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])

@@ -1,4 +1,4 @@
-"""`dlite-agent doctor [MODEL]`: what this machine can do, and whether and how a model fits. Reads configs only."""
+"""`dlite-agent doctor [MODEL]`: what this machine can do and how a model fits. Reads configs only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,29 @@ from dlite_agent.cli.console import size, write
 from dlite_agent.errors import ConfigurationError, DLiteError
 
 if TYPE_CHECKING:
+    import torch
+
     from dlite_agent.models.target import TargetConfig
 
-__all__ = ["MachineReport", "ModelReport", "add_arguments", "inspect_machine", "inspect_model", "run"]
+__all__ = [
+    "MachineReport",
+    "ModelReport",
+    "add_arguments",
+    "inspect_machine",
+    "inspect_model",
+    "run",
+]
 
 GIB = 1024**3
-PACKAGES = ("dlite-agent", "torch", "transformers", "tokenizers", "langchain-core", "litellm", "llguidance")
+PACKAGES = (
+    "dlite-agent",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "langchain-core",
+    "litellm",
+    "llguidance",
+)
 SPARE_SHARE = 0.1
 """Share of the memory that is left to activations and the rest of the process."""
 
@@ -34,18 +51,16 @@ class MachineReport:
     Attributes:
         versions: Package versions; None where one is not installed.
         device: Where `device="auto"` would compute.
-        default_dtype: What `dtype="auto"` means on it.
-        memory_bytes: Memory of the device, all of it.
-        free_bytes: Of that, free now.
+        dtypes: Types that it computes in; each may be asked for as `dtype=`.
+        free_bytes: Memory of the device that is free now.
         threads: Compute threads.
-        read_bandwidth_bytes_s: Measured: the best of several sums over a buffer larger than the caches.
+        read_bandwidth_bytes_s: Measured: best of several sums over a buffer larger than the caches.
         warnings: For a person, each with an action.
     """
 
     versions: dict[str, str | None]
     device: str
-    default_dtype: str
-    memory_bytes: int
+    dtypes: list[str]
     free_bytes: int
     threads: int
     read_bandwidth_bytes_s: float
@@ -65,7 +80,8 @@ class ModelReport:
         weight_bytes: At `dtype`.
         kv_bytes_per_token: At `dtype`.
         dtype: What the sizes are for.
-        context_that_fits: Tokens of KV beside the weights, of the rope limit at most; 0 when the weights do not fit.
+        context_that_fits: Tokens of KV beside the weights, of the rope limit at most; 0 when the
+            weights do not fit.
         rope_limit: `max_position_embeddings`.
         advice: For a person.
         drafters: What may be named as `drafter=`, and what each is.
@@ -87,8 +103,12 @@ class ModelReport:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("model", nargs="?", help="nano, a folder in the Hugging Face layout, or a hub name")
-    parser.add_argument("--vram", type=float, metavar="GIB", help="plan for a device with this much memory")
+    parser.add_argument(
+        "model", nargs="?", help="nano, a folder in the Hugging Face layout, or a hub name"
+    )
+    parser.add_argument(
+        "--vram", type=float, metavar="GIB", help="plan for a device with this much memory"
+    )
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -96,15 +116,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the reports; 0 when the model, if one was named, is supported."""
     if arguments.vram is not None and arguments.vram <= 0:
-        raise ConfigurationError(f"--vram is {arguments.vram!r}; name the device's memory in GiB, e.g. --vram 24")
+        raise ConfigurationError(
+            f"--vram is {arguments.vram!r}; name the device's memory in GiB, e.g. --vram 24"
+        )
     machine = inspect_machine()
     model = None
     if arguments.model is not None:
         memory = machine.free_bytes if arguments.vram is None else int(arguments.vram * GIB)
-        dtype = machine.default_dtype if arguments.dtype == "auto" else arguments.dtype
-        model = inspect_model(arguments.model, dtype=dtype, memory_bytes=memory)
+        model = inspect_model(arguments.model, dtype=arguments.dtype, memory_bytes=memory)
     if arguments.json:
-        write(json.dumps({"machine": asdict(machine), "model": asdict(model) if model else None}, indent=2))
+        write(
+            json.dumps(
+                {"machine": asdict(machine), "model": asdict(model) if model else None}, indent=2
+            )
+        )
     else:
         _print_machine(machine)
         if model is not None:
@@ -120,19 +145,17 @@ def inspect_machine() -> MachineReport:
         raise ConfigurationError("torch is not installed; run: pip install dlite-agent")
     import torch
 
-    from dlite_agent.models.weights import default_dtype
+    from dlite_agent.models.device import free_memory_bytes, resolve_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    free, total = _memory(device)
+    device = resolve_device("auto")
     warnings = []
     if device.type == "cuda":
         warnings.append("CUDA has not been tested with this version; please report what you see")
     return MachineReport(
         versions=versions,
         device=torch.cuda.get_device_name() if device.type == "cuda" else (_processor() or "cpu"),
-        default_dtype=str(default_dtype(device)).removeprefix("torch."),
-        memory_bytes=total,
-        free_bytes=free,
+        dtypes=_dtypes(device),
+        free_bytes=free_memory_bytes(device),
         threads=torch.get_num_threads(),
         read_bandwidth_bytes_s=_read_bandwidth(device),
         warnings=warnings,
@@ -140,15 +163,25 @@ def inspect_machine() -> MachineReport:
 
 
 def inspect_model(name: str, *, dtype: str, memory_bytes: int) -> ModelReport:
-    """Read a model's config (never its weights) and say what it takes."""
+    """Read a model's config (never its weights) and say what it takes.
+
+    Args:
+        name: As for `EngineConfig.model`.
+        dtype: As for `EngineConfig.dtype`.
+        memory_bytes: Memory to plan for.
+    """
+    import torch
+
+    from dlite_agent.models.device import resolve_device, resolve_dtype
     from dlite_agent.models.weights import read_config
 
     try:
         config = read_config(name)
     except DLiteError as error:
         return ModelReport(model=name, supported=False, refusal=str(error))
-    itemsize = {"float32": 4, "bfloat16": 2}[dtype]
     parameters = _num_parameters(config)
+    weight_type = resolve_dtype(dtype, resolve_device("auto"), parameters)
+    itemsize = torch.empty(0, dtype=weight_type).element_size()
     per_token = config.kv_bytes_per_token(itemsize)
     room = int(memory_bytes * (1 - SPARE_SHARE)) - parameters * itemsize
     fits = max(0, min(room // per_token, config.max_position_embeddings))
@@ -159,7 +192,7 @@ def inspect_model(name: str, *, dtype: str, memory_bytes: int) -> ModelReport:
         parameters=parameters,
         weight_bytes=parameters * itemsize,
         kv_bytes_per_token=per_token,
-        dtype=dtype,
+        dtype=str(weight_type).removeprefix("torch."),
         context_that_fits=fits,
         rope_limit=config.max_position_embeddings,
         advice=_advice(config, room, fits),
@@ -175,12 +208,18 @@ def _advice(config: TargetConfig, room: int, fits: int) -> list[str]:
     limit = config.max_position_embeddings
     advice = []
     if room <= 0:
-        advice.append("the weights alone do not fit: choose a smaller model or a device with more memory")
+        advice.append(
+            "the weights alone do not fit: choose a smaller model or a device with more memory"
+        )
     elif fits < limit:
-        advice.append(f"memory ends before the rope limit: {fits} of {limit} tokens; max_context={fits} says so early")
+        advice.append(
+            f"memory ends before the rope limit: {fits} of {limit} tokens; "
+            f"max_context={fits} says so early"
+        )
     advice.append(
-        f"the rope limit is {limit} tokens (max_position_embeddings of the checkpoint); max_context cannot raise it. "
-        "A longer one needs a checkpoint trained for it; rope scaling (yarn) is not supported yet"
+        f"the rope limit is {limit} tokens (max_position_embeddings of the checkpoint), which "
+        "max_context cannot raise: a longer context needs a checkpoint trained for it, or rope "
+        "scaling (yarn), which this version does not support"
     )
     return advice
 
@@ -195,10 +234,10 @@ def _num_parameters(config: TargetConfig) -> int:
     return config.num_layers * layer + embeddings + config.hidden_size
 
 
-def _read_bandwidth(device: object) -> float:
+def _read_bandwidth(device: torch.device) -> float:
     import torch
 
-    buffer = torch.ones(256 * 1024**2 // 4, dtype=torch.float32, device=str(device))
+    buffer = torch.ones(256 * 1024**2 // 4, dtype=torch.float32, device=device)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
@@ -207,15 +246,15 @@ def _read_bandwidth(device: object) -> float:
     return buffer.numel() * buffer.element_size() / best
 
 
-def _memory(device: object) -> tuple[int, int]:
-    import torch
+def _dtypes(device: torch.device) -> list[str]:
+    from dlite_agent.models.device import resolve_dtype
 
-    if str(device).startswith("cuda"):
-        free, total = torch.cuda.mem_get_info()
-        return int(free), int(total)
-    from dlite_agent.models.weights import available_memory_bytes
-
-    return available_memory_bytes()
+    large = 10**12
+    return (
+        ["float32", "float64", "bfloat16"]
+        if "bfloat16" in str(resolve_dtype("auto", device, large))
+        else ["float32", "float64"]
+    )
 
 
 def _processor() -> str:
@@ -239,8 +278,8 @@ def _print_machine(report: MachineReport) -> None:
     for name in PACKAGES:
         write(f"{name:<12} {report.versions[name] or 'not installed'}")
     write(f"device       {report.device}, {report.threads} threads")
-    write(f"memory       {size(report.free_bytes)} free of {size(report.memory_bytes)}")
-    write(f"dtype        {report.default_dtype} (dtype='auto')")
+    write(f"memory       {size(report.free_bytes)} free")
+    write(f"dtypes       {', '.join(report.dtypes)}")
     write(f"bandwidth    {report.read_bandwidth_bytes_s / 1e9:.1f} GB/s read, measured")
     for warning in report.warnings:
         write(f"warning      {warning}")
