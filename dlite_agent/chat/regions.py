@@ -1,0 +1,290 @@
+"""Regions of a turn (text, reasoning, call) over decoded text and markers.
+
+Layout newlines, which the chat template writes itself, are dropped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+from dlite_agent.chat.call_json import CallScanner
+from dlite_agent.chat.messages import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCall,
+    ToolCallDelta,
+    UnparsedToolCall,
+)
+
+__all__ = [
+    "CALL",
+    "CALL_END",
+    "THINK",
+    "THINK_END",
+    "EndReason",
+    "Region",
+    "TurnRegions",
+    "merge_deltas",
+]
+
+EndReason = Literal["stop", "length", "cancelled"]
+Region = Literal["text", "reasoning", "call"]
+
+THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
+
+
+def merge_deltas(deltas: Iterable[Delta]) -> list[Delta]:
+    """Join neighbours of one kind (and one call): streams are equal when these are."""
+    merged: list[Delta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+            merged[-1] = TextDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            merged[-1] = ReasoningDelta(last.text + delta.text)
+        elif (
+            isinstance(delta, ToolCallDelta)
+            and isinstance(last, ToolCallDelta)
+            and delta.name is None
+            and delta.index == last.index
+        ):
+            merged[-1] = ToolCallDelta(
+                last.index, last.arguments + delta.arguments, last.id, last.name
+            )
+        else:
+            merged.append(delta)
+    return merged
+
+
+class TurnRegions:
+    """Follows one turn.
+
+    Args:
+        region: Where it starts.
+        new_call_id: Makes the id of the next call.
+        first_index: Index of the first call.
+
+    Attributes:
+        region: Where the turn is now.
+        calls: Calls so far.
+        unparsed: Call regions so far that are no call.
+        notes: Repairs, for a person.
+    """
+
+    def __init__(
+        self, region: Region, new_call_id: Callable[[], str], first_index: int = 0
+    ) -> None:
+        self.region: Region = region
+        self.calls: list[ToolCall] = []
+        self.unparsed: list[UnparsedToolCall] = []
+        self.notes: list[str] = []
+        self._new_call_id = new_call_id
+        self._deltas: list[Delta] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._has_thought = region == "reasoning"
+        self._held_newlines = ""
+        self._is_after_call = False
+        self._scanner = CallScanner()
+        self._call_id = ""
+        self._is_announced = False
+        self._num_announced = first_index
+        self._calls_in_thought: TurnRegions | None = None
+
+    def take(self) -> list[Delta]:
+        """Deltas since the last call, neighbours joined."""
+        deltas, self._deltas = merge_deltas(self._deltas), []
+        return deltas
+
+    def message(self) -> Message:
+        """The assistant's message so far."""
+        reasoning = "".join(self._reasoning) if self._has_thought else None
+        return Message("assistant", "".join(self._content), reasoning, tuple(self.calls))
+
+    def expected_markers(self) -> tuple[str, ...]:
+        """Markers that would mean something now, if they are spelled out."""
+        if self.region == "reasoning":
+            return (THINK_END, CALL, CALL_END)
+        if self.region == "text":
+            return (CALL,) if self._content else (CALL, THINK)
+        if not self._scanner.in_string:
+            return (CALL_END, CALL)
+        return (CALL_END,) if self._scanner.at_line_start else ()
+
+    def text(self, text: str) -> None:
+        """Read decoded text that holds no marker."""
+        if not text:
+            return
+        if self.region == "text":
+            self._add_content(text)
+        elif self.region == "reasoning":
+            self._add_reasoning(text)
+            inner = self._calls_in_thought
+            if inner is not None:
+                inner.text(text)
+                self._calls_in_thought = None if inner.is_spoilt else inner
+        else:
+            self._add_call_text(text)
+
+    def marker(self, marker: str) -> None:
+        """Read a marker, or another control token that counts as its own text."""
+        if self.region == "text":
+            self._marker_in_text(marker)
+        elif self.region == "reasoning":
+            self._marker_in_reasoning(marker)
+        else:
+            self._marker_in_call(marker)
+
+    def finish(self, reason: EndReason) -> None:
+        """End the turn: close what is open."""
+        if self.region == "call":
+            cut = (
+                None
+                if reason == "stop"
+                else f"the call was cut ({reason}); raise max_tokens or ask for less at once"
+            )
+            self._close_call(cut)
+        elif self.region == "text":
+            if not self._is_after_call:
+                self._emit_content(self._held_newlines)
+            self._held_newlines = ""
+        elif self._calls_in_thought is not None and reason == "stop":
+            self._adopt(self._calls_in_thought)
+
+    # Text: newlines around calls and after a thought belong to the template.
+
+    def _add_content(self, text: str) -> None:
+        text, self._held_newlines = self._held_newlines + text, ""
+        if not self._content and (self._has_thought or self._is_after_call):
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        if body:
+            self._is_after_call = False
+        if self._is_after_call or not (body or self._content):
+            self._held_newlines = text
+        elif text.endswith("\n"):
+            self._held_newlines = "\n"
+            self._emit_content(text[:-1])
+        else:
+            self._emit_content(text)
+
+    def _emit_content(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._deltas.append(TextDelta(text))
+
+    def _marker_in_text(self, marker: str) -> None:
+        if marker == CALL:
+            self._held_newlines = ""
+            self._open_call()
+        elif marker == THINK:
+            if self._content and not self._is_after_call:
+                self._emit_content(self._held_newlines)
+            self._held_newlines = ""
+            self.region = "reasoning"
+            self._has_thought = True
+        else:
+            self.text(marker)
+
+    # Reasoning: newlines at both ends belong to the template.
+
+    def _add_reasoning(self, text: str) -> None:
+        text, self._held_newlines = self._held_newlines + text, ""
+        if not self._reasoning:
+            text = text.lstrip("\n")
+        body = text.rstrip("\n")
+        self._held_newlines = text[len(body) :]
+        if body:
+            self._reasoning.append(body)
+            self._deltas.append(ReasoningDelta(body))
+
+    def _marker_in_reasoning(self, marker: str) -> None:
+        if marker == THINK_END:
+            self._held_newlines = ""
+            self._calls_in_thought = None
+            self.region = "text"
+            return
+        if marker == THINK and not self._reasoning:
+            return  # the model repeats what the prompt already opened
+        self._add_reasoning(marker)
+        inner = self._calls_in_thought
+        if inner is not None:
+            inner.marker(marker)
+        if marker == CALL and (inner is None or inner.is_spoilt):
+            inner = TurnRegions("text", self._new_call_id, self._num_announced)
+            inner.marker(marker)
+        self._calls_in_thought = inner
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether a thought's end holds more than calls."""
+        has_error = self.region == "call" and self._scanner.error is not None
+        return bool(has_error or self._content or self._has_thought or self.unparsed)
+
+    def _adopt(self, inner: TurnRegions) -> None:
+        inner.finish("stop")
+        if inner.calls and not inner.is_spoilt:
+            self._deltas += inner.take()
+            self.calls += inner.calls
+            self.notes += [
+                *inner.notes,
+                "the model stopped inside its thought after a complete call, which was used",
+            ]
+
+    # Calls.
+
+    def _open_call(self) -> None:
+        self.region = "call"
+        self._scanner = CallScanner()
+        self._call_id = self._new_call_id()
+        self._is_announced = False
+
+    def _add_call_text(self, text: str) -> None:
+        for char in text:
+            if char == "{" and self._scanner.is_complete and self._scanner.error is None:
+                self._close_call()  # one more call in the same region
+                self._open_call()
+            self._scanner.feed(char)
+        self._emit_call()
+
+    def _emit_call(self) -> None:
+        scanner = self._scanner
+        if scanner.name is None:
+            return
+        arguments = scanner.take_arguments()
+        if not self._is_announced:
+            self._is_announced = True
+            self._num_announced += 1
+            self._deltas.append(
+                ToolCallDelta(self._num_announced - 1, arguments, self._call_id, scanner.name)
+            )
+        elif arguments:
+            self._deltas.append(ToolCallDelta(self._num_announced - 1, arguments))
+
+    def _close_call(self, cut: str | None = None) -> None:
+        self._emit_call()
+        result = self._scanner.close(self._call_id, cut)
+        if isinstance(result, ToolCall):
+            self.calls.append(result)
+            if self._scanner.was_repaired:
+                self.notes.append(
+                    f"raw control characters in the call {result.name!r} were escaped"
+                )
+        else:
+            self.unparsed.append(result)
+        self.region = "text"
+        self._is_after_call = True
+
+    def _marker_in_call(self, marker: str) -> None:
+        if self._scanner.in_string and not (marker == CALL_END and self._scanner.at_line_start):
+            self.text(marker)
+        elif marker == CALL_END:
+            self._close_call()
+        elif marker == CALL:
+            self._close_call()
+            self._open_call()
+        else:
+            self.text(marker)

@@ -1,0 +1,176 @@
+"""Token ids to typed deltas: text, reasoning and hermes tool calls, the same for every split.
+
+Where the vocabulary has a marker as a control token, only that id opens or closes a region, and the
+same characters spelled out are text. Where it has not, the characters count, and at most a marker's
+beginning is held back. Layout newlines that the chat template writes itself are dropped, so that
+content and reasoning render back equal.
+
+What is decided here, where models differ:
+
+- `<tool_call>` inside a thought is reasoning. Only if the turn *stops* inside the thought, and it
+  ends with nothing but complete calls, are they handed out, beside the reasoning (which keeps their
+  text: it was sent already).
+- A call that has no `</tool_call>` counts if its JSON is complete and the model stopped. A call
+  that was cut by a limit never counts.
+- Inside a JSON string `</tool_call>` is text, unless it follows a raw newline, which no JSON string
+  can hold.
+- `<think>` as an id opens a thought anywhere in the answer, spelled out only before the first text.
+- Other control tokens: `<|...|>` is silent, the rest is text.
+"""
+
+from __future__ import annotations
+
+import codecs
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
+from dlite_agent.chat.regions import (
+    CALL,
+    CALL_END,
+    THINK,
+    THINK_END,
+    EndReason,
+    Region,
+    TurnRegions,
+    merge_deltas,
+)
+
+__all__ = ["EndReason", "ParsedTurn", "Region", "StreamParser", "Vocabulary", "merge_deltas"]
+
+_MARKERS = (THINK, THINK_END, CALL, CALL_END)
+
+
+class Vocabulary(Protocol):
+    """What the parser needs of a tokenizer."""
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Added tokens, text to id."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Bytes of an ordinary token; may end inside a character. Empty for an id without text."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A whole turn.
+
+    Attributes:
+        deltas: What `finish` released; comes after everything that `feed` returned.
+        message: The assistant's message. Content and reasoning are exactly the joined deltas.
+        unparsed: Call regions that are no call, in order. One whose name was already streamed keeps
+            the id that was streamed.
+        finish_reason: `length` and `cancelled` win over `tool_calls`.
+        num_reasoning_tokens: Tokens of thoughts, `<think>` and `</think>` included where sampled.
+        notes: Repairs, for a person.
+    """
+
+    deltas: tuple[Delta, ...]
+    message: Message
+    unparsed: tuple[UnparsedToolCall, ...]
+    finish_reason: Literal["stop", "length", "tool_calls", "cancelled"]
+    num_reasoning_tokens: int
+    notes: tuple[str, ...] = ()
+
+
+class StreamParser:
+    """Parses one turn.
+
+    Args:
+        vocabulary: Bytes and control tokens of the target's vocabulary.
+        starts_in: `reasoning` if the rendered prompt ends inside an open thought.
+        new_call_id: Makes the id of the next call; the default is random.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        starts_in: Literal["text", "reasoning"] = "text",
+        new_call_id: Callable[[], str] | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
+        self._spelled = tuple(
+            marker for marker in _MARKERS if marker not in vocabulary.control_tokens
+        )
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""  # beginning of a spelled-out marker
+        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id)
+        self._num_reasoning_tokens = 0
+
+    @property
+    def region(self) -> Region:
+        """Where the stream is now."""
+        return self._turn.region
+
+    def feed(self, token_ids: Iterable[int]) -> list[Delta]:
+        """Read sampled ids, stop token included if there was one; return what they made certain."""
+        for token_id in token_ids:
+            was_reasoning = self._turn.region == "reasoning"
+            control = self._control.get(token_id)
+            if control is None:
+                self._read(self._decoder.decode(self._vocabulary.token_bytes(token_id)))
+            else:
+                self._release()
+                if not (control.startswith("<|") and control.endswith("|>")):
+                    self._turn.marker(control)
+            if was_reasoning or self._turn.region == "reasoning":
+                self._num_reasoning_tokens += 1
+        return self._turn.take()
+
+    def finish(self, reason: EndReason) -> ParsedTurn:
+        """End the turn; nothing may be fed afterwards."""
+        self._release()
+        turn = self._turn
+        turn.finish(reason)
+        finish_reason: Literal["stop", "length", "tool_calls", "cancelled"] = reason
+        if reason == "stop" and turn.calls:
+            finish_reason = "tool_calls"
+        return ParsedTurn(
+            deltas=tuple(turn.take()),
+            message=turn.message(),
+            unparsed=tuple(turn.unparsed),
+            finish_reason=finish_reason,
+            num_reasoning_tokens=self._num_reasoning_tokens,
+            notes=tuple(turn.notes),
+        )
+
+    def _read(self, text: str) -> None:
+        if not self._spelled:
+            self._turn.text(text)
+            return
+        for char in text:
+            self._read_char(char)
+
+    def _read_char(self, char: str) -> None:
+        """Look for spelled-out markers; none holds a second `<`, so a failed one restarts here."""
+        candidates = [marker for marker in self._turn.expected_markers() if marker in self._spelled]
+        held = self._held + char
+        if held in candidates:
+            self._held = ""
+            self._turn.marker(held)
+        elif any(marker.startswith(held) for marker in candidates):
+            self._held = held
+        elif self._held:
+            self._turn.text(self._held)
+            self._held = ""
+            self._read_char(char)
+        else:
+            self._turn.text(char)
+
+    def _release(self) -> None:
+        """What is held back is no character and no marker any more."""
+        self._read(self._decoder.decode(b"", final=True))
+        if self._held:
+            self._turn.text(self._held)
+            self._held = ""
+
+
+def _random_call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
