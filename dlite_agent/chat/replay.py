@@ -2,8 +2,8 @@
 
 What a client sends back is a description of what the model said; the journal has the original. A
 turn matches when all messages before it matched, its content and calls are equal (chained keys,
-see `dlite_agent.chat.message_keys`), and its reasoning is absent or equal. Reasoning that is present
-and different wins over ours. Anything else is an edit and is rendered as sent.
+see `dlite_agent.chat.message_keys`), and its reasoning is absent or equal. Reasoning that is
+present and different wins over ours. Anything else is an edit and is rendered as sent.
 
     plan = plan_replay(messages, seed_key(tools, kwargs), journal, handles=handles, mode="auto")
     ...  # render with plan.splices, generate an answer

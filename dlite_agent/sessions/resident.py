@@ -1,0 +1,122 @@
+"""A session as the store keeps it: its tokens as an array, and what is known of its last turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dlite_agent.models.kv_pool import PAGE_ROWS, KVCache
+from dlite_agent.sessions.session import Session
+from dlite_agent.sessions.token_trail import TokenTrail
+
+__all__ = ["Resident", "SessionInfo", "num_pages", "pages_held", "pages_to_grow"]
+
+# Of production agents' tool results, 90 % are back within 30 s; five minutes leave room for builds.
+_TOOL_WAIT_S = 300.0
+# A request is small next to a session that has at least so many times its tokens.
+_SMALL_FACTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session from outside.
+
+    Attributes:
+        session_id: Its id.
+        num_tokens: Tokens that it holds.
+        nbytes: Its share of the memory.
+        is_busy: A turn runs on it.
+        waits_for_tool: Its last turn ended in a tool call, less than five minutes ago.
+        idle_s: Seconds since its last turn ended; 0 while one runs.
+    """
+
+    session_id: str
+    num_tokens: int
+    nbytes: int
+    is_busy: bool
+    waits_for_tool: bool
+    idle_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    """One session of a store.
+
+    Attributes:
+        session: The session.
+        trail: All its tokens while it is idle; while a turn runs, those that the turn keeps.
+        turn_start: Where the answer of its last turn begins.
+        released_at: When its last turn ended, in seconds of the store's clock.
+        ended_in_call: That turn ended in a tool call.
+    """
+
+    session: Session
+    trail: TokenTrail
+    turn_start: int = 0
+    released_at: float = 0.0
+    ended_in_call: bool = False
+
+    def is_waiting(self, now: float) -> bool:
+        """Whether a tool's result is still expected."""
+        return self.ended_in_call and now - self.released_at < _TOOL_WAIT_S
+
+    def may_be_evicted(self, num_tokens: int, now: float) -> bool:
+        """Whether a request of `num_tokens` may take this session's memory.
+
+        Small requests (titles, probes, sub-agents) leave a session alone that waits for its tool.
+        """
+        is_small = _SMALL_FACTOR * num_tokens <= len(self.trail)
+        return not self.session.busy and not (is_small and self.is_waiting(now))
+
+    def shared_with(self, prompt: list[int], trail: TokenTrail, *, more_than: int) -> int:
+        """Length of the prefix shared with a prompt if it is more than `more_than`, else 0.
+
+        Args:
+            prompt: The prompt's ids, with which the result is confirmed.
+            trail: The same ids.
+            more_than: What is known already.
+        """
+        shared = self.trail.common_prefix(trail, more_than=more_than)
+        if self.session.token_ids[:shared] == prompt[:shared]:
+            return shared
+        self.trail.truncate_to(0)  # somebody rewound the session meanwhile: look again
+        self.follow()
+        return self.trail.common_prefix(trail, more_than=more_than)
+
+    def follow(self) -> None:
+        """Bring the trail up to the session's tokens; the first `len(trail)` are as they were."""
+        token_ids = self.session.token_ids
+        self.trail.truncate_to(len(token_ids))
+        self.trail.extend(token_ids[len(self.trail) :])
+
+    def info(self, now: float) -> SessionInfo:
+        """What `SessionStore.sessions` says of it."""
+        is_busy = self.session.busy
+        return SessionInfo(
+            session_id=self.session.session_id,
+            num_tokens=len(self.session.token_ids),
+            nbytes=self.session.nbytes,
+            is_busy=is_busy,
+            waits_for_tool=not is_busy and self.is_waiting(now),
+            idle_s=0.0 if is_busy else now - self.released_at,
+        )
+
+
+def num_pages(num_rows: int) -> int:
+    """Pages that so many KV rows take."""
+    return -(-num_rows // PAGE_ROWS)
+
+
+def pages_held(residents: Iterable[Resident]) -> set[int]:
+    """Numbers of all pages that these sessions use."""
+    return {page for resident in residents for page in resident.session.kv.pages}
+
+
+def pages_to_grow(kv: KVCache, num_kept: int, num_rows: int) -> int:
+    """Pages that a cache takes from the pool to keep `num_kept` rows and grow to `num_rows`."""
+    num_kept = min(num_kept, kv.length)
+    first_freed = num_pages(num_kept)
+    pages, pool = kv.pages, kv.pool
+    num_freed = sum(pool.num_references(page) == 1 for page in pages[first_freed:])
+    is_copied = num_kept % PAGE_ROWS > 0 and pool.num_references(pages[first_freed - 1]) > 1
+    return max(0, num_pages(num_rows) - first_freed + is_copied - num_freed)

@@ -1,0 +1,349 @@
+"""All sessions of one target: which one a prompt continues, and which ones have to go for it.
+
+Tokens decide. Hints say where to look first and whose tokens a request may drop; a wrong one costs
+time and never changes the prompt. A request hurts nobody: it takes over a session only where that
+loses nothing that somebody else may want, and otherwise forks it, which costs pages and no tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.errors import CapacityError, RequestError, SessionBusyError, SessionNotFoundError
+from dlite_agent.models.kv_pool import PAGE_ROWS
+from dlite_agent.models.target import TargetModel
+from dlite_agent.sessions.resident import (
+    Resident,
+    SessionInfo,
+    num_pages,
+    pages_held,
+    pages_to_grow,
+)
+from dlite_agent.sessions.session import Session
+from dlite_agent.sessions.token_trail import TokenTrail
+
+__all__ = ["OnConflict", "Origin", "SessionStore"]
+
+logger = logging.getLogger(__name__)
+
+OnConflict = Literal["fork", "wait", "error"]
+Origin = Literal["tool_call", "hint", "prefix", "cold"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    prompt: list[int]
+    trail: TokenTrail
+    hint_id: str | None
+    owned_ids: Set[str]
+
+    def shared_with(self, entry: Resident, *, more_than: int) -> int:
+        return entry.shared_with(self.prompt, self.trail, more_than=more_than)
+
+    def origin(self, entry: Resident) -> Origin:
+        """Why a session with a common prefix is chosen."""
+        if entry.session.session_id in self.owned_ids:
+            return "tool_call"
+        return "hint" if entry.session.session_id == self.hint_id else "prefix"
+
+
+class SessionStore:
+    """Finds, forks, keeps and evicts the sessions of one target. Owned by one thread.
+
+    Args:
+        target: The model; its pool's budget is the store's too.
+        drafter: Given to every session.
+        max_bytes: Budget for the KV of all sessions in bytes; None: all of the pool.
+        prefill_chunk: Most prompt tokens of one forward.
+        on_conflict: What a request does that names a session on which a turn runs: `fork` it, or
+            raise `SessionBusyError` (`error`; and `wait`, since the store never blocks: its caller
+            asks again when that turn ended). A request that only shares a prefix forks.
+        clock: Seconds, for the age of sessions that wait for a tool.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter,
+        *,
+        max_bytes: int | None = None,
+        prefill_chunk: int = 256,
+        on_conflict: OnConflict = "fork",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._pool = target.new_cache().pool
+        self.max_bytes = min(max_bytes or self._pool.max_bytes, self._pool.max_bytes)
+        self._prefill_chunk = prefill_chunk
+        self._on_conflict = on_conflict
+        self._clock = clock
+        self._entries: dict[str, Resident] = {}  # the least recently used first
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """How many sessions there are."""
+        return len(self._entries)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of KV in use; a page that several sessions share counts once."""
+        return self._pool.used_bytes
+
+    def acquire(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        hint_session_id: str | None = None,
+        in_place_ids: Set[str] = frozenset(),
+        turn_start: int | None = None,
+    ) -> tuple[Session, Origin]:
+        """Claim the session from which this prompt costs the fewest tokens; `release` it after.
+
+        That is the one with the longest common prefix: taken over where that loses nothing which
+        somebody may want, else forked at the end of the prefix. Sync it with this prompt, in place.
+        Room for the prompt is made first, by evicting idle sessions, least recently used first.
+
+        Args:
+            prompt_ids: All ids of the prompt, at least one.
+            hint_session_id: A session that the client suggests (the last one of its thread).
+            in_place_ids: Sessions that the request proved to know, by an unguessable tool-call id.
+            turn_start: Where the generation prompt begins; None: at the end. What follows belongs
+                to the answer, which the next request may drop.
+
+        Returns:
+            The session, busy, and why it or its donor was chosen: `tool_call` when `in_place_ids`
+            names it, `hint` when the hint does, `prefix` when only tokens do, `cold` for a new one.
+
+        Raises:
+            RequestError: The prompt is empty or holds something that is no token id.
+            SessionBusyError: A turn runs on the named session, and forks are not wanted.
+            CapacityError: The prompt does not fit, whatever may be evicted; nothing was evicted.
+        """
+        if self._is_closed:
+            raise CapacityError("the session store is closed; load the model again")
+        request = _request(prompt_ids, hint_session_id, in_place_ids)
+        donor, common = self._longest_prefix(request)
+        origin: Origin = "cold"
+        if donor is None:
+            self._make_room(num_pages(len(request.prompt) + 1), len(request.prompt))
+            entry = self._enter(self._new_session(), request.trail)
+        else:
+            origin = request.origin(donor)
+            entry = self._take_or_fork(donor, common, request)
+        entry.trail.truncate_to(common)
+        entry.turn_start = len(request.prompt) if turn_start is None else turn_start
+        is_claimed = entry.session.try_claim()
+        assert is_claimed, "only idle sessions are taken over"
+        self._touch(entry)
+        return entry.session, origin
+
+    def release(self, session: Session, *, waits_for_tool: bool = False) -> None:
+        """Make a session idle again, whatever became of its turn.
+
+        One that is empty or closed is forgotten, and so is any session once the store is closed.
+
+        Args:
+            session: As `acquire` returned it.
+            waits_for_tool: The turn ended in a tool call: small requests may not evict the session
+                while its result is awaited.
+        """
+        session.unclaim()
+        entry = self._entries.get(session.session_id)
+        if entry is None or session.is_closed or not session.token_ids:
+            self.discard(session)
+            return
+        entry.follow()
+        entry.released_at = self._clock()
+        entry.ended_in_call = waits_for_tool
+        self._touch(entry)
+
+    def discard(self, session: Session) -> None:
+        """Close a session and forget it."""
+        self._entries.pop(session.session_id, None)
+        session.close()
+
+    def make_room(self, session: Session, num_tokens: int) -> None:
+        """Evict idle sessions until this one can grow; cheap when it can already.
+
+        Args:
+            session: A busy session.
+            num_tokens: Rows that it is about to add.
+
+        Raises:
+            CapacityError: Nothing that may be evicted is enough; nothing was evicted.
+        """
+        length = session.kv.length
+        count = pages_to_grow(session.kv, length, length + num_tokens)
+        self._make_room(count, len(session.token_ids), self._entries.get(session.session_id))
+
+    def get(self, session_id: str) -> Session:
+        """The session with this id.
+
+        Raises:
+            SessionNotFoundError: There is none: it was never here, was evicted, or its turn failed.
+        """
+        if session_id not in self._entries:
+            raise SessionNotFoundError(
+                f"no session has the id {session_id!r}; it may have been evicted: send the whole "
+                "history without an id, which continues from the longest prefix that is left"
+            )
+        return self._entries[session_id].session
+
+    def sessions(self) -> tuple[SessionInfo, ...]:
+        """All sessions, the least recently used first."""
+        now = self._clock()
+        return tuple(entry.info(now) for entry in self._entries.values())
+
+    def close(self) -> None:
+        """Close all sessions; a busy one's decode ends before its next round. Idempotent."""
+        self._is_closed = True
+        for entry in list(self._entries.values()):
+            self.discard(entry.session)
+
+    def _longest_prefix(self, request: _Request) -> tuple[Resident | None, int]:
+        """Whose tokens the prompt repeats furthest, and how far.
+
+        Of several that tie: one that can be taken over, else a named one, else the latest used.
+        """
+        best: Resident | None = None
+        common = 0
+        for entry in self._search_order(request):
+            shared = request.shared_with(entry, more_than=common)
+            if shared > common:
+                best, common = entry, shared
+        if best is None or self._may_take_over(best, common, request):
+            return best, common
+        for entry in self._search_order(request):
+            if not self._may_take_over(entry, common, request):
+                continue
+            if request.shared_with(entry, more_than=common - 1) == common:
+                return entry, common
+        return best, common
+
+    def _search_order(self, request: _Request) -> Iterator[Resident]:
+        named = {*request.owned_ids, request.hint_id}
+        for session_id in named:
+            if session_id in self._entries:
+                yield self._entries[session_id]
+        for session_id in reversed(self._entries):
+            if session_id not in named:
+                yield self._entries[session_id]
+
+    def _may_take_over(self, entry: Resident, common: int, request: _Request) -> bool:
+        """Whether a session may be rewound to `common` tokens, rather than forked there.
+
+        Being named allows to drop the last answer of a session that waits for its tool, and up to
+        half of one that does not. Beyond that even its owner may mean another branch (a title, a
+        sub-agent, a summary), and a fork costs pages only.
+        """
+        if entry.session.busy:
+            return False
+        if common >= len(entry.trail) - 1:
+            return True
+        is_named = request.origin(entry) != "prefix"
+        is_answer_dropped = common >= entry.turn_start
+        if entry.is_waiting(self._clock()):
+            return is_named and is_answer_dropped
+        return is_answer_dropped or (is_named and 2 * common >= len(entry.trail))
+
+    def _take_or_fork(self, donor: Resident, common: int, request: _Request) -> Resident:
+        session, num_rows = donor.session, len(request.prompt) + 1
+        if session.busy and self._on_conflict != "fork" and request.origin(donor) != "prefix":
+            raise SessionBusyError(
+                f"session {session.session_id!r} runs a turn, and on_conflict is "
+                f"{self._on_conflict!r}; wait until that turn ends, or use on_conflict='fork'"
+            )
+        if self._may_take_over(donor, common, request):
+            self._make_room(pages_to_grow(session.kv, common, num_rows), num_rows, donor)
+            return donor
+        try:
+            self._make_room(num_pages(num_rows) - common // PAGE_ROWS, num_rows, donor)
+        except CapacityError:
+            if not donor.may_be_evicted(num_rows, self._clock()):
+                raise
+            # No room for both: the donor would have to go, and its prefix is what is needed.
+            self._make_room(pages_to_grow(session.kv, common, num_rows), num_rows, donor)
+            return donor
+        fork = session.fork(common, session_id=_new_id())
+        return self._enter(fork, request.trail)
+
+    def _new_session(self) -> Session:
+        chunk = self._prefill_chunk
+        return Session(self._target, self._drafter, session_id=_new_id(), prefill_chunk=chunk)
+
+    def _enter(self, session: Session, trail: TokenTrail) -> Resident:
+        entry = Resident(session, trail)
+        self._entries[session.session_id] = entry
+        return entry
+
+    def _touch(self, entry: Resident) -> None:
+        session_id = entry.session.session_id
+        self._entries[session_id] = self._entries.pop(session_id)
+
+    def _make_room(self, count: int, num_tokens: int, keep: Resident | None = None) -> None:
+        """Evict until `count` pages are free, for a request of `num_tokens` that needs `keep`."""
+        if self._num_missing(count) <= 0:
+            return
+        now = self._clock()
+        idle = [entry for entry in self._entries.values() if entry is not keep]
+        victims = [entry for entry in idle if entry.may_be_evicted(num_tokens, now)]
+        others = [entry for entry in self._entries.values() if entry not in victims]
+        freed = pages_held(victims) - pages_held(others)
+        if self._num_missing(count) > len(freed):
+            raise CapacityError(self._shortage(count, others, keep))
+        # Those that wait for a tool last; in each group the least recently used first.
+        for victim in sorted(victims, key=lambda entry: entry.is_waiting(now)):
+            if self._num_missing(count) <= 0:
+                break
+            self._evict(victim)
+
+    def _evict(self, entry: Resident) -> None:
+        session = entry.session
+        logger.debug("evicted session=%s tokens=%s", session.session_id, len(session.token_ids))
+        self.discard(session)
+
+    def _num_missing(self, count: int) -> int:
+        """How many of `count` pages do not fit the budget now."""
+        return count - (self.max_bytes - self._pool.used_bytes) // self._pool.page_bytes
+
+    def _shortage(self, count: int, others: list[Resident], keep: Resident | None) -> str:
+        page_bytes = self._pool.page_bytes
+        num_busy = sum(entry.session.busy for entry in others)
+        num_waiting = sum(not entry.session.busy and entry is not keep for entry in others)
+        held = len(pages_held(others)) * page_bytes
+        return (
+            f"the request needs {count * page_bytes} more bytes of KV ({count * PAGE_ROWS} tokens)"
+            f", but max_kv_bytes={self.max_bytes} and {held} bytes of it cannot be evicted "
+            f"({num_busy} running turns, {num_waiting} large sessions that wait for their tool, "
+            "and what the request reuses); try again when a turn has ended, shorten the prompt, or "
+            "raise max_kv_bytes"
+        )
+
+
+def _request(prompt_ids: Sequence[int], hint_id: str | None, owned_ids: Set[str]) -> _Request:
+    prompt = list(prompt_ids)
+    if not prompt:
+        raise RequestError("the prompt has no tokens; send at least one")
+    try:
+        return _Request(prompt, TokenTrail(prompt), hint_id, owned_ids)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise RequestError(
+            f"the prompt holds what is no token id: {error}; use the model's own tokenizer"
+        ) from error
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
