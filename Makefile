@@ -35,10 +35,15 @@ $(VENV)/.installed-demo: $(SETUP) | $(BIN)/python
 	$(INSTALL) --editable ".[demo]"
 	touch $@
 
+$(VENV)/.installed-train: $(SETUP) | $(BIN)/python
+	echo "installing into $(VENV) (the first time takes minutes)"
+	$(INSTALL) --editable ".[train]"
+	touch $@
+
 $(VENV)/.installed-dev: $(SETUP) | $(BIN)/python
 	echo "installing into $(VENV) (the first time takes minutes)"
 	$(INSTALL) --editable ".[dev]"
-	touch $@ $(VENV)/.installed-demo
+	touch $(VENV)/.installed-demo $(VENV)/.installed-train $@
 
 demo: $(VENV)/.installed-demo
 	$(BIN)/dlite-agent demo $(ARGS)
@@ -69,7 +74,7 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-demo
 	$(BIN)/dlite-agent bench $(ARGS)
 
-nano: $(VENV)/.installed-demo
+nano: $(VENV)/.installed-train
 	$(BIN)/python -m dlite_agent.nano.train $(ARGS)
 
 soak: $(VENV)/.installed-dev

@@ -99,6 +99,6 @@ def test_a_variable_that_is_no_number_is_named() -> None:
 
 def test_an_override_that_is_no_field_is_named_with_the_known_ones() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"'modle' is not an engine option; known: .*model"
+        ConfigurationError, match=r"'models' is not an engine option; known: .*model"
     ):
-        EngineConfig.from_env({}, modle="x")
+        EngineConfig.from_env({}, models="x")
