@@ -170,7 +170,7 @@ class Sampler:
         ids, weights = self.candidates(logits)
         arrival = self.noise.exponential(position, ids).div_(weights)
         arrival.masked_fill_(weights == 0.0, float("inf"))  # E = 0 over p = 0 is no number
-        return int(ids[arrival.argmin()])
+        return int(ids[arrival.min(dim=0).indices])  # the first of equals
 
     def _weights(self, logits: Tensor) -> Tensor:
         scaled = logits.to(torch.float64) / self._temperature

@@ -56,8 +56,15 @@ class Drafter(Protocol):
     pending included, has been given to `start` or `commit`, in order.
     """
 
-    name: str
-    requires: Requires
+    @property
+    def name(self) -> str:
+        """What an option calls it, and the `source` of its blocks."""
+        ...
+
+    @property
+    def requires(self) -> Requires:
+        """Which taps it reads."""
+        ...
 
     def start(self, token_ids: list[int]) -> DraftState | None:
         """State for a session that holds these ids. History-free drafters return None."""

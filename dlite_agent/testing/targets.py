@@ -1,17 +1,12 @@
-"""Small, seeded stand-ins for tests: ours and those of programs built on dlite-agent.
-
-Nothing here needs the network or a checkpoint. torch is imported only by the doubles that hold
-tensors.
-"""
+"""Tiny seeded targets."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-if TYPE_CHECKING:
-    from dlite_agent.config import DType
-    from dlite_agent.models.target import TargetConfig
-    from dlite_agent.models.transformer import DenseTransformer
+from dlite_agent.config import DType
+from dlite_agent.models.target import TargetConfig
+from dlite_agent.models.transformer import DenseTransformer, weight_shapes
 
 __all__ = ["tiny_config", "tiny_qwen3"]
 
@@ -20,8 +15,6 @@ def tiny_config(
     *, vocab_size: int = 512, num_layers: int = 2, tie_word_embeddings: bool = False
 ) -> TargetConfig:
     """The shape of `tiny_qwen3`: E = 64, 4 heads of 16, 2 kv heads, no end-of-turn ids."""
-    from dlite_agent.models.target import TargetConfig
-
     return TargetConfig(
         architecture="Qwen3ForCausalLM",
         vocab_size=vocab_size,
@@ -58,10 +51,6 @@ def tiny_qwen3(
         max_kv_bytes: Budget of its KV pool.
         config: A shape of your own instead of `tiny_config`.
     """
-    import torch
-
-    from dlite_agent.models.transformer import DenseTransformer, weight_shapes
-
     config = config or tiny_config(vocab_size=vocab_size, num_layers=num_layers)
     generator = torch.Generator().manual_seed(seed)
     weights = {}
