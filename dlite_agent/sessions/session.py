@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -163,7 +163,7 @@ class Session:
 
     def decode(
         self, sampler: Sampler, limits: StopRules, should_stop: Callable[[], bool] = never
-    ) -> Iterator[Round]:
+    ) -> Generator[Round, None, None]:
         """Sample a turn, round by round; the last id stays pending.
 
         After a sync the first round holds the token that the prefill's logits gave, without a

@@ -1,0 +1,277 @@
+"""The engine: a model that lasts, and the turns of every agent in the process, one after the other.
+
+`Engine` only wires. A `Host` (a thread, or another process) owns the model; here its events become
+iterators for threads and for asyncio, and here is the one process-wide registry, so that two chat
+objects do not load a model twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Self
+
+from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.config import EngineConfig
+from dlite_agent.errors import ConfigurationError
+from dlite_agent.outputs import Generation, GenerationChunk
+from dlite_agent.tasks import (
+    Count,
+    CountTokens,
+    EngineInfo,
+    Event,
+    Failure,
+    Finished,
+    Host,
+    Inspect,
+    Progress,
+    Service,
+    Sink,
+    Task,
+    Usage,
+)
+from dlite_agent.worker import Worker
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Runs one model for every agent of this process; a `ChatBackend`.
+
+    Constructing it loads nothing. The model is loaded by `load`, or by the first call that needs
+    it. Every method may be called from any thread; turns run one at a time, in the order in which
+    they came. An iterator that is closed or dropped, or whose task is cancelled, cancels its turn
+    within one prefill chunk or one round, and leaves its session valid.
+
+    An engine that is not needed any more is closed with `close`, by leaving its `with` block, when
+    it is collected, or at the exit of the interpreter. It does not survive `os.fork`: in the child
+    it raises `ConfigurationError`.
+
+    Args:
+        config: How to load the model, or just the model's name.
+        loader: Builds what the worker runs, in the worker's thread; None loads the model that
+            `config` names.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig | str = "nano",
+        *,
+        loader: Callable[[EngineConfig, Progress], Service] | None = None,
+    ) -> None:
+        self.config = EngineConfig(model=config) if isinstance(config, str) else config
+        self._loader = loader
+        self._pid = os.getpid()
+        self._host = _new_host(self.config, loader)
+        self._finalizer = weakref.finalize(self, _close_host, self._host)
+
+    @classmethod
+    def shared(cls, config: EngineConfig | str = "nano") -> Engine:
+        """The engine of this configuration in this process; made when there is none that works.
+
+        It lives until `close` or `Engine.close_all`, whoever else holds it. One that failed to load
+        or was closed is replaced, so a repaired cause (a full disk, a wrong path) needs no new
+        process.
+        """
+        key = EngineConfig(model=config) if isinstance(config, str) else config
+        with _shared_lock:
+            engine = _shared.get(key)
+            if engine is None or not engine._host.is_usable:
+                engine = _shared[key] = cls(key)
+            return engine
+
+    @staticmethod
+    def close_all() -> None:
+        """Close every shared engine."""
+        with _shared_lock:
+            engines = list(_shared.values())
+            _shared.clear()
+        for engine in engines:
+            engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Engine({self.config.model!r}, isolation={self.config.isolation!r})"
+
+    @property
+    def model_name(self) -> str:
+        """The model as it was asked for."""
+        return self.config.model
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together. Loads the model when that was not done yet."""
+        return self.load().max_context
+
+    def start(self, progress: Progress | None = None) -> None:
+        """Begin to load in the background, unless that was done. See `load`."""
+        self._check_process()
+        self._host.start(progress)
+
+    def load(self, progress: Progress | None = None) -> EngineInfo:
+        """Block until the model is loaded.
+
+        Args:
+            progress: Hears the stage and its share done in [0, 1], in another thread; not called
+                when it is loaded.
+
+        Raises:
+            ConfigurationError: The model cannot be loaded, or the engine is closed. Every later
+                call raises the same.
+        """
+        self.start(progress)
+        return self._host.wait_ready()
+
+    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
+        """Run one turn; the last chunk has the finish reason, the stats and the whole answer.
+
+        Nothing is submitted before the first `next`.
+
+        Raises:
+            DLiteError: See `docs/reference/errors.md`; raised by `next`.
+        """
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        cancel = self._submit(request, events.put)
+        try:
+            while not isinstance(event := events.get(), Finished):
+                yield _chunk(event)
+        finally:
+            cancel()
+
+    def generate(self, request: ChatRequest) -> Generation:
+        """Run one turn and return its end."""
+        generation = None
+        for chunk in self.stream(request):
+            generation = chunk.generation
+        assert generation is not None, "a turn that was not cancelled ends with its answer"
+        return generation
+
+    async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
+        """`stream` for asyncio; the event loop is never blocked, not even while the model loads."""
+        loop = asyncio.get_running_loop()
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        # A loop that is closed meanwhile raises in the worker, which takes the turn for cancelled.
+        cancel = self._submit(request, lambda event: _call_soon(loop, events, event))
+        try:
+            while not isinstance(event := await events.get(), Finished):
+                yield _chunk(event)
+        finally:
+            cancel()
+
+    async def agenerate(self, request: ChatRequest) -> Generation:
+        """`generate` for asyncio."""
+        generation = None
+        async for chunk in self.astream(request):
+            generation = chunk.generation
+        assert generation is not None, "a turn that was not cancelled ends with its answer"
+        return generation
+
+    def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
+        """Exact length of these messages as they would be rendered, without a generation prompt."""
+        count = self._ask(CountTokens(messages, tools))
+        assert isinstance(count, Count)
+        return count.num_tokens
+
+    def usage(self) -> Usage:
+        """Memory of the sessions now; does not wait for a turn that runs."""
+        usage = self._ask(Inspect())
+        assert isinstance(usage, Usage)
+        return usage
+
+    def close(self) -> None:
+        """Cancel the turn that runs, fail those that wait, and give all memory back. Idempotent."""
+        with _shared_lock:
+            if _shared.get(self.config) is self:
+                del _shared[self.config]
+        if os.getpid() == self._pid:
+            self._finalizer()
+
+    def _submit(self, task: Task, sink: Sink) -> Callable[[], None]:
+        self._check_process()
+        return self._host.submit(task, sink)
+
+    def _ask(self, task: Task) -> Event:
+        """Run a quick task and return its answer."""
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        cancel = self._submit(task, events.put)
+        try:
+            event = events.get()
+        finally:
+            cancel()
+        if isinstance(event, Failure):
+            raise event.error
+        return event
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"the engine of {self.model_name!r} was made in process {self._pid}, and this is "
+                f"process {os.getpid()}, forked from it: its thread stayed there; make the engine "
+                'after the fork, or start worker processes with the "spawn" method'
+            )
+
+
+def _new_host(
+    config: EngineConfig, loader: Callable[[EngineConfig, Progress], Service] | None
+) -> Host:
+    if config.isolation == "process":
+        from dlite_agent.process_engine import (
+            ProcessHost,
+        )  # only who asks for it pays for the import
+
+        if loader is not None:
+            raise ConfigurationError(
+                'a loader cannot be given to isolation="process"; use isolation="thread"'
+            )
+        return ProcessHost(config)
+
+    def load(progress: Progress) -> Service:
+        if loader is not None:
+            return loader(config, progress)
+        from dlite_agent.loading import (
+            load_service,
+        )  # torch; constructing an engine must not import it
+
+        return load_service(config, progress)
+
+    return Worker(load, name=config.model, max_queue=config.max_queue)
+
+
+def _close_host(host: Host) -> None:
+    host.close()
+
+
+def _chunk(event: Event) -> GenerationChunk:
+    if isinstance(event, Failure):
+        raise event.error
+    assert isinstance(event, GenerationChunk)
+    return event
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
+    loop.call_soon_threadsafe(events.put_nowait, event)
+
+
+_shared: dict[EngineConfig, Engine] = {}
+_shared_lock = threading.RLock()
+
+
+def _forget_shared() -> None:
+    """In a forked child: the parent's engines are not ours, and a lost thread may hold its lock."""
+    global _shared_lock
+    _shared_lock = threading.RLock()
+    _shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_shared)

@@ -1,0 +1,86 @@
+"""How many tokens of a prompt are genuinely new: the denominator of the prefill amplification A."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import numpy.typing as npt
+
+from dlite_agent.chat.renderer import RenderedPrompt
+
+__all__ = ["KnownTokens"]
+
+_MAX_SEQUENCES = 64
+_MAX_KEYS = 65_536
+
+
+class KnownTokens:
+    """What earlier turns rendered or sampled, whatever became of its KV. Owned by one thread.
+
+    A prompt token is known when an earlier turn had the same tokens up to it, or when it belongs
+    to a message (all messages before it equal) that an earlier turn rendered or sampled. The second
+    rule makes a message that has to be rendered differently count as old: prefilling it again is
+    amplification, not news. Costs 4 bytes a token for the last 64 conversations.
+    """
+
+    def __init__(self) -> None:
+        self._sequences: list[npt.NDArray[np.int32]] = []  # the newest last
+        self._keys: OrderedDict[bytes, bool] = OrderedDict()  # whether the message was sampled
+
+    def count_new(
+        self, prompt: RenderedPrompt, keys: Sequence[bytes], control_ids: AbstractSet[int]
+    ) -> int:
+        """Tokens of a prompt that are new.
+
+        Args:
+            prompt: The rendered prompt.
+            keys: Chained key of each of its messages.
+            control_ids: Control tokens: what the template writes behind the last one of a sampled
+                message was not sampled.
+        """
+        ids = np.asarray(prompt.token_ids, dtype=np.int32)
+        shared = max((_common(ids, known) for known in self._sequences), default=0)
+        return len(ids) - max(shared, self._end_of_known_messages(prompt, keys, control_ids))
+
+    def add(
+        self, prompt_ids: Sequence[int], keys: Sequence[bytes], sampled_ids: Sequence[int]
+    ) -> None:
+        """Remember a turn's prompt with its messages' keys, and what was sampled."""
+        ids = np.asarray([*prompt_ids, *sampled_ids], dtype=np.int32)
+        others = [known for known in self._sequences if _common(ids, known) < len(known)]
+        self._sequences = [*others[1 - _MAX_SEQUENCES :], ids]
+        for key in keys:
+            self._remember(key, was_sampled=False)
+
+    def add_answers(self, keys: Sequence[bytes]) -> None:
+        """Remember the keys that a sampled message may come back under."""
+        for key in keys:
+            self._remember(key, was_sampled=True)
+
+    def _remember(self, key: bytes, *, was_sampled: bool) -> None:
+        self._keys[key] = was_sampled and self._keys.get(key, True)
+        self._keys.move_to_end(key)
+        if len(self._keys) > _MAX_KEYS:
+            self._keys.popitem(last=False)
+
+    def _end_of_known_messages(
+        self, prompt: RenderedPrompt, keys: Sequence[bytes], control_ids: AbstractSet[int]
+    ) -> int:
+        last = next((i for i in reversed(range(len(keys))) if keys[i] in self._keys), None)
+        segment = next((s for s in prompt.segments if s.message_index == last), None)
+        if last is None or segment is None:
+            return 0
+        stop = segment.stop
+        if self._keys[keys[last]]:
+            while stop > segment.start and prompt.token_ids[stop - 1] not in control_ids:
+                stop -= 1
+        return stop
+
+
+def _common(left: npt.NDArray[np.int32], right: npt.NDArray[np.int32]) -> int:
+    limit = min(len(left), len(right))
+    different = np.flatnonzero(left[:limit] != right[:limit])
+    return int(different[0]) if len(different) else limit

@@ -1,0 +1,252 @@
+"""Load everything that turns need, and run tasks on it: the service that an engine's host owns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from dlite_agent.chat.message_keys import seed_key
+from dlite_agent.chat.renderer import Renderer
+from dlite_agent.chat.replay import TurnHandles, plan_replay
+from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.contention import ContentionMeter
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.load import explain_drafter, load_drafter
+from dlite_agent.errors import UnsupportedCheckpointError
+from dlite_agent.known_tokens import KnownTokens
+from dlite_agent.models.transformer import DenseTransformer
+from dlite_agent.models.weights import load_target, resolve_checkpoint, sampling_defaults
+from dlite_agent.sessions.journal import Journal
+from dlite_agent.sessions.store import SessionStore
+from dlite_agent.tasks import (
+    Count,
+    CountTokens,
+    EngineInfo,
+    Event,
+    Inspect,
+    Progress,
+    Task,
+    Usage,
+)
+from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
+
+__all__ = ["LoadedModel", "ModelService", "load_service"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_HINTS = 4096
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """The parts of a turn, and what outlasts it. Owned by the thread that loaded it.
+
+    Attributes:
+        config: How it was loaded.
+        target: The model; owns weights and KV pool.
+        drafter: Shared by all sessions.
+        tokenizer: The checkpoint's, with its template.
+        renderer: Messages to ids.
+        sessions: KV of earlier turns.
+        max_context: Most tokens of prompt and answer together.
+        defaults: Sampling where a request says nothing.
+        stop_token_ids: Ids that end every turn.
+        control_ids: Ids that only the template may produce.
+        journal: Sampled ids of earlier turns.
+        handles: Tool-call ids of earlier turns.
+        known: What earlier turns rendered or sampled.
+        contention: Watches the interpreter lock.
+        has_advised_process: Whether the host was told about it.
+        hints: Client's hint → session that answered it last.
+    """
+
+    config: EngineConfig
+    target: DenseTransformer
+    drafter: Drafter
+    tokenizer: CheckpointTokenizer
+    renderer: Renderer
+    sessions: SessionStore
+    max_context: int
+    defaults: SamplingParams
+    stop_token_ids: frozenset[int]
+    control_ids: frozenset[int]
+    journal: Journal = field(default_factory=Journal)
+    handles: TurnHandles = field(default_factory=TurnHandles)
+    known: KnownTokens = field(default_factory=KnownTokens)
+    contention: ContentionMeter = field(default_factory=ContentionMeter)
+    has_advised_process: bool = False
+    hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def session_of_hint(self, hint: str | None) -> str | None:
+        """The session that answered the last turn with this hint."""
+        return None if hint is None else self.hints.get(hint)
+
+    def remember_hint(self, hint: str | None, session_id: str) -> None:
+        """Note which session answered; the oldest hints are forgotten."""
+        if hint is None:
+            return
+        self.hints[hint] = session_id
+        self.hints.move_to_end(hint)
+        if len(self.hints) > _MAX_HINTS:
+            self.hints.popitem(last=False)
+
+
+class ModelService:
+    """Runs tasks on a loaded model; a `tasks.Service`.
+
+    Args:
+        model: Owned from now on.
+        load_s: Seconds that loading took.
+    """
+
+    def __init__(self, model: LoadedModel, *, load_s: float = 0.0) -> None:
+        self._model = model
+        target, config = model.target, model.config
+        self.info = EngineInfo(
+            model=config.model,
+            max_context=model.max_context,
+            drafter=explain_drafter(config.drafter, target.config),
+            dtype=str(target.dtype).removeprefix("torch."),
+            device=str(target.device),
+            max_kv_bytes=target.pool.max_bytes,
+            load_s=load_s,
+        )
+
+    def run(
+        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
+    ) -> Iterator[Event]:
+        """Run one task; see `tasks.Service.run`."""
+        match task:
+            case CountTokens():
+                yield self._count(task)
+            case Inspect():
+                yield self._usage()
+            case _:
+                from dlite_agent.turn import run_turn
+
+                yield from run_turn(self._model, task, submitted_s, should_stop)
+
+    def close(self) -> None:
+        """Give sessions, weights and KV back."""
+        self._model.sessions.close()
+        self._model.target.close()
+
+    def _count(self, task: CountTokens) -> Count:
+        model = self._model
+        plan = plan_replay(
+            task.messages,
+            seed_key(task.tools, {}),
+            model.journal,
+            handles=model.handles,
+            mode=model.config.history,
+            strips_thoughts=model.renderer.strips_thoughts,
+        )
+        prompt = model.renderer.render(
+            task.messages, task.tools, splices=plan.splices, add_generation_prompt=False
+        )
+        return Count(len(prompt.token_ids))
+
+    def _usage(self) -> Usage:
+        pool = self._model.target.pool
+        return Usage(
+            kv_used_bytes=pool.used_bytes,
+            kv_free_bytes=pool.free_bytes,
+            num_sessions=len(self._model.sessions),
+            rows_computed=self._model.target.rows_computed,
+        )
+
+
+def load_service(config: EngineConfig, progress: Progress) -> ModelService:
+    """Load what a configuration names.
+
+    Args:
+        config: The configuration; where it runs is the caller's business.
+        progress: Hears each stage; an error that it raises ends the load.
+
+    Raises:
+        ConfigurationError: See `models.weights.load_target` and `CheckpointTokenizer`.
+        CapacityError: No room for the weights.
+    """
+    began_s = time.perf_counter()
+    stages = _Stages(config.model, progress)
+    target = load_target(
+        config.model,
+        revision=config.revision,
+        dtype=config.dtype,
+        device=config.device,
+        max_kv_bytes=config.max_kv_bytes,
+        max_context=config.max_context,
+        progress=stages.report,
+    )
+    try:
+        model = _assemble(config, target, stages)
+    except BaseException:
+        target.close()
+        raise
+    stages.report("ready", 1.0)
+    service = ModelService(model, load_s=time.perf_counter() - began_s)
+    logger.info("ready %s", " ".join(f"{name}={value}" for name, value in _fields(service.info)))
+    return service
+
+
+def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -> LoadedModel:
+    stages.report("tokenizer", 0.0)
+    folder = resolve_checkpoint(config.model, config.revision)
+    tokenizer = load_tokenizer(str(folder))
+    if tokenizer.vocab_size > target.config.vocab_size:
+        raise UnsupportedCheckpointError(
+            f"the tokenizer of {config.model!r} has {tokenizer.vocab_size} ids, but the weights "
+            f"only {target.config.vocab_size}; the files belong to different checkpoints"
+        )
+    renderer = Renderer(tokenizer)
+    drafter = load_drafter(config.drafter, target.config)
+    row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
+    limits = (
+        config.max_context,
+        target.config.max_position_embeddings,
+        target.pool.max_bytes // row_bytes,
+    )
+    closer = tokenizer.control_tokens.get(renderer.traits.closer)
+    stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closer}
+    return LoadedModel(
+        config=config,
+        target=target,
+        drafter=drafter,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        sessions=SessionStore(target, drafter, prefill_chunk=config.prefill_chunk),
+        max_context=min(limit for limit in limits if limit is not None),
+        defaults=sampling_defaults(folder),
+        stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
+        control_ids=frozenset(tokenizer.control_tokens.values()),
+    )
+
+
+class _Stages:
+    """Passes progress on, and logs one line when a stage begins."""
+
+    def __init__(self, model: str, progress: Progress) -> None:
+        self._model = model
+        self._progress = progress
+        self._stage = ""
+
+    def report(self, stage: str, fraction: float) -> None:
+        if stage != self._stage:
+            self._stage = stage
+            logger.info("loading model=%s stage=%s", self._model, stage)
+        self._progress(stage, fraction)
+
+
+def _fields(info: EngineInfo) -> list[tuple[str, object]]:
+    return [
+        ("model", info.model),
+        ("dtype", info.dtype),
+        ("device", info.device),
+        ("max_context", info.max_context),
+        ("kv_bytes", info.max_kv_bytes),
+        ("load_s", f"{info.load_s:.2f}"),
+        ("drafter", repr(info.drafter)),
+    ]

@@ -1,0 +1,171 @@
+"""Tasks and events between an engine and its host, and what every host and service looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.errors import ConfigurationError
+from dlite_agent.outputs import GenerationChunk
+
+__all__ = [
+    "Count",
+    "CountTokens",
+    "EngineInfo",
+    "Event",
+    "Failure",
+    "Finished",
+    "Host",
+    "Inspect",
+    "Progress",
+    "Service",
+    "Sink",
+    "Task",
+    "Usage",
+    "closed_error",
+]
+
+Progress = Callable[[str, float], None]
+"""Called with a stage of loading and how much of it is done, in [0, 1]; in the loading thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What is known once the model is loaded.
+
+    Attributes:
+        model: The model's name as it was asked for.
+        max_context: Most tokens of prompt and answer together.
+        drafter: The drafter in use, and why.
+        dtype: Type of weights and KV, e.g. `bfloat16`.
+        device: E.g. `cpu`.
+        max_kv_bytes: The KV budget.
+        load_s: Seconds that loading took.
+    """
+
+    model: str
+    max_context: int
+    drafter: str
+    dtype: str
+    device: str
+    max_kv_bytes: int
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Ask for the length of a prompt without a generation prompt. Answer: `Count`."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask for the memory in use. Answer: `Usage`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Tokens of a prompt."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Memory of the sessions.
+
+    Attributes:
+        kv_used_bytes: KV pages in use; a page that two sessions share counts once.
+        kv_free_bytes: What is left of the KV budget.
+        num_sessions: Sessions that hold KV.
+        rows_computed: Rows of all target forwards so far.
+    """
+
+    kv_used_bytes: int
+    kv_free_bytes: int
+    num_sessions: int
+    rows_computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The task ended with this error; the last event."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The task ended well or was cancelled; the last event."""
+
+
+Task = ChatRequest | CountTokens | Inspect
+Event = GenerationChunk | Count | Usage | Failure | Finished
+Sink = Callable[[Event], None]
+
+
+class Service(Protocol):
+    """What a worker loads. Used by the worker's thread only."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was loaded."""
+        ...
+
+    def run(
+        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
+    ) -> Iterator[Event]:
+        """Run one task. `should_stop` is asked between steps; closing the iterator cancels too."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
+
+
+class Host(Protocol):
+    """Where tasks run: a thread of this process (`Worker`) or another process. Thread-safe."""
+
+    @property
+    def is_usable(self) -> bool:
+        """False after a failed load, a close, or the end of the process behind it."""
+        ...
+
+    def start(self, progress: Progress | None = None) -> None:
+        """Begin to load, unless that was done; `progress` hears the rest of it."""
+        ...
+
+    def wait_ready(self) -> EngineInfo:
+        """Start, and block until the service is loaded.
+
+        Raises:
+            DLiteError: Loading failed, here or for an earlier caller.
+        """
+        ...
+
+    def submit(self, task: Task, sink: Sink) -> Callable[[], None]:
+        """Start, queue a task, and return what cancels it; never blocks.
+
+        What goes wrong later arrives as `Failure`, an error of loading too.
+
+        Raises:
+            CapacityError: `max_queue` tasks wait already.
+            ConfigurationError: Loading failed before, or the host is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel what runs, fail what waits, free everything, and return when that is done."""
+        ...
+
+
+def closed_error(name: str) -> ConfigurationError:
+    """The error of everything that is asked of a closed engine."""
+    return ConfigurationError(
+        f"the engine of {name!r} is closed; create another Engine, or use Engine.shared()"
+    )

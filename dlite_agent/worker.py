@@ -1,0 +1,245 @@
+"""One thread that loads a service, owns it, and runs its tasks one after the other.
+
+Whoever submits gets events through a sink that the worker's thread calls; nothing else crosses
+between the threads. Tasks run in the order in which they came. A *quick* task (a count, a look at
+the memory) is also run between two steps of a turn, so that it never waits for somebody's whole
+answer.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dlite_agent.backend import ChatRequest
+from dlite_agent.errors import CapacityError, DLiteError
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.tasks import (
+    EngineInfo,
+    Event,
+    Failure,
+    Finished,
+    Progress,
+    Service,
+    Sink,
+    Task,
+    closed_error,
+)
+
+__all__ = ["Worker"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    task: Task
+    sink: Sink
+    submitted_s: float = field(default_factory=time.perf_counter)
+    is_cancelled: bool = False
+
+    def put(self, event: Event) -> None:
+        """Deliver an event; a sink that raises has no reader any more."""
+        try:
+            self.sink(event)
+        except Exception:  # a reader's fault must not end the thread that serves the others
+            logger.debug("reader is gone; its task is cancelled", exc_info=True)
+            self.is_cancelled = True
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Worker:
+    """A `Host` in a thread of this process.
+
+    Args:
+        load: Builds the service; called once, in the worker's thread.
+        name: Names the thread, and the engine in errors.
+        max_queue: Tasks that may wait; the one that runs is not counted.
+    """
+
+    def __init__(self, load: Callable[[Progress], Service], *, name: str, max_queue: int) -> None:
+        self._load = load
+        self._name = name
+        self._max_queue = max_queue
+        self._pid = os.getpid()
+        self._changed = (
+            threading.Condition()
+        )  # re-entrant: a collected engine may close us from any frame
+        self._state: Literal["new", "loading", "ready", "failed", "closed"] = "new"
+        self._thread: threading.Thread | None = None
+        self._info: EngineInfo | None = None
+        self._error: BaseException | None = None
+        self._jobs: deque[_Job] = deque()
+        self._listeners: list[Progress] = []
+
+    @property
+    def is_usable(self) -> bool:
+        """See `Host.is_usable`."""
+        return self._state not in ("failed", "closed")
+
+    def start(self, progress: Progress | None = None) -> None:
+        """See `Host.start`."""
+        with self._changed:
+            if progress is not None and self._state in ("new", "loading"):
+                self._listeners.append(progress)
+            if self._state == "new":
+                self._state = "loading"
+                # A daemon: a program that ends in the middle of a turn must not hang; Engine closes
+                # us at exit.
+                self._thread = threading.Thread(
+                    target=self._run, name=f"dlite {self._name}", daemon=True
+                )
+                self._thread.start()
+
+    def wait_ready(self) -> EngineInfo:
+        """See `Host.wait_ready`."""
+        self.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._state != "loading")
+            self._raise_unless_usable()
+            assert self._info is not None
+            return self._info
+
+    def submit(self, task: Task, sink: Sink) -> Callable[[], None]:
+        """See `Host.submit`."""
+        self.start()
+        with self._changed:
+            self._raise_unless_usable()
+            waiting = sum(not job.is_cancelled for job in self._jobs)
+            if waiting >= self._max_queue:
+                raise CapacityError(
+                    f"{waiting} requests wait for {self._name!r} already "
+                    f"(max_queue={self._max_queue}); try again later or raise max_queue"
+                )
+            job = _Job(task, sink)
+            self._jobs.append(job)
+            self._changed.notify_all()
+        return job.cancel
+
+    def close(self) -> None:
+        """See `Host.close`."""
+        if os.getpid() != self._pid:
+            return  # a fork inherits neither the thread nor the right to the lock
+        with self._changed:
+            thread = self._thread
+            if self._state != "failed":
+                self._state = "closed"
+            self._listeners.clear()
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _raise_unless_usable(self) -> None:
+        if self._state == "failed":
+            raise self._load_error()
+        if self._state == "closed":
+            raise closed_error(self._name)
+
+    def _load_error(self) -> BaseException:
+        """A copy for each caller, since an exception collects the tracebacks of its raises."""
+        assert self._error is not None
+        return copy.copy(self._error) if isinstance(self._error, DLiteError) else self._error
+
+    # ---- below: the worker's thread --------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            service = self._load(self._report)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, who waits must hear of it
+            self._fail_load(error)
+            return
+        try:
+            with self._changed:
+                if self._state == "loading":
+                    self._state, self._info = "ready", service.info
+                self._listeners.clear()
+                self._changed.notify_all()
+            while (job := self._next()) is not None:
+                self._serve(service, job)
+                del job  # while we wait for the next one, its reader's memory is not ours to keep
+        finally:
+            with self._changed:
+                self._state = "closed"
+            self._fail_waiting(closed_error(self._name))
+            service.close()
+
+    def _report(self, stage: str, fraction: float) -> None:
+        with self._changed:
+            if self._state == "closed":
+                raise closed_error(self._name)  # closed while loading: stop here
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            try:
+                listener(stage, fraction)
+            except Exception:  # a progress bar that fails must not fail the load
+                logger.warning("a progress callback failed", exc_info=True)
+
+    def _fail_load(self, error: BaseException) -> None:
+        logger.debug("loading model=%s failed", self._name, exc_info=error)
+        with self._changed:
+            # Without the traceback, whose frames hold half-loaded weights.
+            self._error = error.with_traceback(None)
+            self._error.__context__ = None
+            if self._state == "loading":
+                self._state = "failed"
+            self._changed.notify_all()
+        self._fail_waiting(self._load_error())
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        with self._changed:
+            jobs, self._jobs = list(self._jobs), deque()
+        for job in jobs:
+            job.put(Failure(error))
+
+    def _next(self) -> _Job | None:
+        """The oldest job that is still wanted, or None when the worker is closed."""
+        with self._changed:
+            while self._state == "ready":
+                while self._jobs:
+                    job = self._jobs.popleft()
+                    if not job.is_cancelled:
+                        return job
+                self._changed.wait()
+        return None
+
+    def _serve(self, service: Service, job: _Job) -> None:
+        is_quick = not isinstance(job.task, ChatRequest)
+
+        def should_stop() -> bool:
+            if not is_quick:
+                self._serve_quick(service)
+            return job.is_cancelled or self._state == "closed"
+
+        is_answered = False
+        outcome: Event = Finished()
+        try:
+            for event in service.run(job.task, job.submitted_s, should_stop):
+                is_answered = (
+                    not isinstance(event, GenerationChunk) or event.finish_reason is not None
+                )
+                job.put(event)
+            if self._state == "closed" and not is_answered:
+                outcome = Failure(closed_error(self._name))
+        except Exception as error:  # noqa: BLE001  # it belongs to the caller; the worker lives on
+            outcome = Failure(error)
+        job.put(outcome)
+
+    def _serve_quick(self, service: Service) -> None:
+        """Run the quick tasks that wait, between two steps of a turn."""
+        if not self._jobs:  # the usual case, without the lock
+            return
+        with self._changed:
+            quick = [job for job in self._jobs if not isinstance(job.task, ChatRequest)]
+            for job in quick:
+                self._jobs.remove(job)
+        for job in quick:
+            self._serve(service, job)
