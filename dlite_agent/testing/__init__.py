@@ -16,15 +16,18 @@ if TYPE_CHECKING:
         OracleDrafter,
         ScriptedDrafter,
     )
-    from dlite_agent.testing.targets import tiny_config, tiny_qwen3
+    from dlite_agent.testing.scripted_engine import ScriptedEngine
+    from dlite_agent.testing.targets import FaultyTarget, tiny_config, tiny_qwen3
     from dlite_agent.testing.tokenizers import ByteTokenizer
 
 __all__ = [
     "AdversarialDrafter",
     "ByteTokenizer",
+    "FaultyTarget",
     "NoisyDrafter",
     "OracleDrafter",
     "ScriptedDrafter",
+    "ScriptedEngine",
     "tiny_config",
     "tiny_qwen3",
 ]
@@ -32,9 +35,11 @@ __all__ = [
 _MODULES = {
     "AdversarialDrafter": "drafters",
     "ByteTokenizer": "tokenizers",
+    "FaultyTarget": "targets",
     "NoisyDrafter": "drafters",
     "OracleDrafter": "drafters",
     "ScriptedDrafter": "drafters",
+    "ScriptedEngine": "scripted_engine",
     "tiny_config": "targets",
     "tiny_qwen3": "targets",
 }

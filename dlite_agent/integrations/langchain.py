@@ -1,0 +1,324 @@
+"""`ChatDLite`: a LangChain chat model in the agent's own process."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import ConfigDict, Field, SecretStr, SkipValidation
+
+from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.chat.openai_format import tools_from_openai
+from dlite_agent.config import EngineConfig, HistoryMode, Isolation, SamplingParams
+from dlite_agent.engine import Engine
+from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
+from dlite_agent.integrations.langchain_errors import langchain_errors
+from dlite_agent.integrations.langchain_messages import (
+    ChunkWriter,
+    message_from_generation,
+    messages_from_langchain,
+)
+from dlite_agent.integrations.langchain_request import (
+    CALL_DEFAULTS,
+    SAMPLING_OPTIONS,
+    refuse_forcing,
+    request_from_call,
+)
+from dlite_agent.outputs import Generation
+
+__all__ = ["ChatDLite"]
+
+Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
+
+_ENGINE = tuple("model drafter revision device dtype max_context max_kv_bytes isolation".split())
+
+
+class ChatDLite(BaseChatModel):
+    """Qwen3 in this process, with a session that outlasts the call.
+
+    Constructing it loads nothing; the first call does. Objects with the same engine options share
+    one engine. Anything that changes one turn only (temperature, `max_tokens`, `enable_thinking`,
+    tools, …) may also be passed to `invoke`, `stream` or `bind`.
+
+    Reuse of earlier turns needs no setup: sessions are found by their tokens. The LangGraph thread,
+    or `session_id`, only says where to look first.
+
+    ```python
+    agent = create_agent(ChatDLite("nano"), tools=[read_file], checkpointer=saver)
+    ```
+
+    The answer's `usage_metadata` has the reused tokens under `cache_read`, and
+    `response_metadata["dlite"]` all of `TurnStats`. Thoughts are in
+    `additional_kwargs["reasoning_content"]`.
+
+    Args:
+        model: `"nano"`, a folder in the Hugging Face layout, or a hub name.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: str = "nano"
+    """`"nano"`, a folder in the Hugging Face layout, or a hub name."""
+    drafter: str = "auto"
+    """`"auto"`, `"null"` (plain decoding) or `"lookup"`."""
+    revision: str | None = None
+    """Hub revision."""
+    temperature: float | None = None
+    """0 is greedy; None: what the checkpoint says, as for all sampling options."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens with at least this probability."""
+    top_k: int | None = None
+    """Keep the k most probable tokens; 0 keeps all."""
+    max_tokens: int | None = None
+    """Most tokens of an answer; None: what the context leaves."""
+    seed: int | None = None
+    """Makes sampling repeatable; None draws one, which the answer's metadata has."""
+    stop: list[str] | None = None
+    """Stop strings. Not supported yet: a call with any is refused."""
+    enable_thinking: bool | None = None
+    """Passed to the chat template; None leaves its default."""
+    history: HistoryMode = "auto"
+    """How earlier assistant turns come back: `auto`, `as_generated` or `template`."""
+    device: str = "auto"
+    """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`."""
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Type of weights and KV."""
+    max_context: int | None = None
+    """Most tokens of prompt and answer; None: what the checkpoint allows."""
+    max_kv_bytes: int | None = None
+    """Budget of the KV pool; None: a quarter of the free memory."""
+    isolation: Isolation = "thread"
+    """Run the model in a thread of this process or in a process of its own."""
+    session_id: str | None = None
+    """Where to look first for earlier turns; None: the LangGraph thread, if there is one."""
+    engine: SkipValidation[ChatBackend] | None = Field(default=None, exclude=True, repr=False)
+    """A backend of your own, in place of the shared engine of these options. You close it."""
+    streaming: bool = False
+    """Set to True, `invoke` streams inside (for callbacks); set to False, nothing ever streams."""
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
+    """No effect: there is nobody to authenticate to."""
+    max_retries: int | None = None
+    """No effect: nothing is sent that could be lost. See `with_retry`."""
+    timeout: float | None = None
+    """No effect; cancel the call, or bound it with `max_tokens`."""
+
+    def __init__(self, model: str = "nano", **options: Any) -> None:
+        unknown = sorted(set(options) - set(type(self).model_fields))
+        if unknown:
+            own = set(type(self).model_fields) - set(BaseChatModel.model_fields)
+            known = ", ".join(sorted(own))
+            raise ConfigurationError(
+                f"{unknown[0]!r} is not an option of ChatDLite; known: {known}"
+            )
+        super().__init__(**{"model": model, **options})
+        self._engine_config(self.model)
+        SamplingParams(**{name: getattr(self, name) for name in SAMPLING_OPTIONS})
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        """Options can be saved; an `engine` is left out."""
+        return True
+
+    @property
+    def _llm_type(self) -> str:
+        return "dlite"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        names = (*_ENGINE, *SAMPLING_OPTIONS, "stop", "enable_thinking", "history")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        params["ls_provider"] = "dlite"
+        return params
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        profile = ModelProfile(
+            open_weights=True,
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            tool_calling=True,
+            tool_call_streaming=True,
+            tool_choice=False,
+            structured_output=False,
+            reasoning_output=True,
+            temperature=True,
+        )
+        if self.max_context is not None:
+            profile["max_input_tokens"] = self.max_context
+        return profile
+
+    def bind_tools(
+        self,
+        tools: Sequence[Tool],
+        *,
+        tool_choice: str | bool | Mapping[str, Any] | None = None,
+        strict: bool | None = None,
+        response_format: object = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Let the model call tools.
+
+        Args:
+            tools: Functions, LangChain tools, pydantic or `TypedDict` classes, OpenAI tools or
+                JSON schemas.
+            tool_choice: None or `"auto"`; the model decides.
+            strict: None or False; arguments are not constrained by the schema yet.
+            response_format: None; there is no structured output yet.
+            **kwargs: Options of the call.
+
+        Raises:
+            UnsupportedParameterError: Another `tool_choice`, `strict=True` or a `response_format`.
+        """
+        with langchain_errors():
+            refuse_forcing(tool_choice, strict, response_format)
+        formatted = [convert_to_openai_tool(tool) for tool in tools]
+        return self.bind(tools=formatted, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: builtins.dict[str, Any] | type,  # noqa: ARG002
+        *,
+        include_raw: bool = False,  # noqa: ARG002
+        **kwargs: Any,  # noqa: ARG002
+    ) -> Runnable[LanguageModelInput, Any]:
+        """Not supported yet.
+
+        Raises:
+            UnsupportedParameterError: Always.
+        """
+        with langchain_errors():
+            raise UnsupportedParameterError(
+                "structured output needs constrained decoding, which this version does not have; "
+                "describe the format in the prompt and parse the answer (PydanticOutputParser), or "
+                "offer the schema as a tool with bind_tools"
+            )
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None
+    ) -> int:
+        """Exact length of the rendered messages and tools, without a generation prompt.
+
+        Loads the model.
+        """
+        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools or ()])
+        with langchain_errors():
+            return self._backend().count_tokens(messages_from_langchain(messages), specs)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """Not supported; see `get_num_tokens_from_messages`."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        raise UnsupportedParameterError(
+            "ChatDLite does not hand out token ids of a text; "
+            "count with get_num_tokens_from_messages instead"
+        )
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            return _result(backend.generate(request), backend.model_name)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> ChatResult:
+        with langchain_errors():
+            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            return _result(await backend.agenerate(request), backend.model_name)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        with langchain_errors():
+            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            writer = ChunkWriter(backend.model_name)
+            chunks = backend.stream(request)
+            try:
+                for chunk in chunks:
+                    yield from writer.write(chunk)
+            finally:
+                _close(chunks)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,  # noqa: ARG002
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        with langchain_errors():
+            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            writer = ChunkWriter(backend.model_name)
+            chunks = backend.astream(request)
+            try:
+                async for chunk in chunks:
+                    for piece in writer.write(chunk):
+                        yield piece
+            finally:
+                await _aclose(chunks)
+
+    def _engine_config(self, model: str) -> EngineConfig:
+        options = {name: getattr(self, name) for name in _ENGINE}
+        return EngineConfig(**{**options, "model": model})
+
+    def _backend(self, options: Mapping[str, Any] | None = None) -> ChatBackend:
+        model = (options or {}).get("model")
+        if self.engine is None:
+            return Engine.shared(self._engine_config(model or self.model))
+        if model not in (None, self.engine.model_name):
+            raise UnsupportedParameterError(
+                f"model={model!r} is not the model of the engine that this ChatDLite was given "
+                f"({self.engine.model_name!r}); make another ChatDLite"
+            )
+        return self.engine
+
+    def _request(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> ChatRequest:
+        defaults = {name: getattr(self, name) for name in CALL_DEFAULTS}
+        return request_from_call(messages, {**options, "stop": stop or self.stop}, defaults)
+
+
+def _result(generation: Generation, model_name: str) -> ChatResult:
+    message = message_from_generation(generation, model_name)
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _close(chunks: Iterator[object]) -> None:
+    """End the turn of a stream that is not read to its end."""
+    close = getattr(chunks, "close", None)
+    if close is not None:
+        close()
+
+
+async def _aclose(chunks: AsyncIterator[object]) -> None:
+    close = getattr(chunks, "aclose", None)
+    if close is not None:
+        await close()
