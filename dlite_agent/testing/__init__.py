@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         OracleDrafter,
         ScriptedDrafter,
     )
+    from dlite_agent.testing.reference import assert_kv_is_of, cold_decode, cold_forward
     from dlite_agent.testing.scripted_engine import ScriptedEngine
     from dlite_agent.testing.targets import FaultyTarget, tiny_config, tiny_qwen3
     from dlite_agent.testing.tokenizers import ByteTokenizer
@@ -28,6 +29,9 @@ __all__ = [
     "OracleDrafter",
     "ScriptedDrafter",
     "ScriptedEngine",
+    "assert_kv_is_of",
+    "cold_decode",
+    "cold_forward",
     "tiny_config",
     "tiny_qwen3",
 ]
@@ -40,6 +44,9 @@ _MODULES = {
     "OracleDrafter": "drafters",
     "ScriptedDrafter": "drafters",
     "ScriptedEngine": "scripted_engine",
+    "assert_kv_is_of": "reference",
+    "cold_decode": "reference",
+    "cold_forward": "reference",
     "tiny_config": "targets",
     "tiny_qwen3": "targets",
 }

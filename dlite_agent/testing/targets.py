@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
+from torch import Tensor
 
 from dlite_agent.config import DType
-from dlite_agent.models.target import TargetConfig
+from dlite_agent.models.kv_pool import KVCache
+from dlite_agent.models.target import TargetConfig, TargetModel, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer, weight_shapes
 
-__all__ = ["tiny_config", "tiny_qwen3"]
+__all__ = ["FaultyTarget", "tiny_config", "tiny_qwen3"]
 
 
 def tiny_config(
@@ -70,3 +74,43 @@ def tiny_qwen3(
         device=torch.device("cpu"),
         max_kv_bytes=max_kv_bytes,
     )
+
+
+class FaultyTarget:
+    """A target whose forwards fail when they are told to, after they have written their KV rows.
+
+    Args:
+        target: Computes.
+        fails: Asked at every forward, with its number from 0.
+    """
+
+    def __init__(self, target: TargetModel, fails: Callable[[int], bool]) -> None:
+        self.config = target.config
+        self.device = target.device
+        self.dtype = target.dtype
+        self.num_forwards = 0
+        self._target = target
+        self._fails = fails
+
+    @property
+    def rows_computed(self) -> int:
+        """Rows of all forwards, failed ones included."""
+        return self._target.rows_computed
+
+    def new_cache(self) -> KVCache:
+        """An empty cache of the target's pool."""
+        return self._target.new_cache()
+
+    def forward(
+        self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
+    ) -> TargetOutput:
+        """Compute as the target does.
+
+        Raises:
+            RuntimeError: This forward was to fail.
+        """
+        output = self._target.forward(token_ids, kv, logits_for=logits_for, taps=taps)
+        number, self.num_forwards = self.num_forwards, self.num_forwards + 1
+        if self._fails(number):
+            raise RuntimeError(f"forward {number} was told to fail")
+        return output
