@@ -73,6 +73,7 @@ class LookupState:
         other = LookupState.__new__(LookupState)
         other._sizes = self._sizes
         other._length = self._length
+        other._shift = self._shift
         other._ids, other._last, other._previous = (
             self._ids.copy(),
             self._last.copy(),
