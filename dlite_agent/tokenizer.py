@@ -91,6 +91,7 @@ class CheckpointTokenizer:
         messages: list[dict[str, JSON]],
         tools: list[dict[str, JSON]] | None,
         add_generation_prompt: bool,
+        /,
         **variables: JSON,
     ) -> str:
         """Render messages to text with the checkpoint's template.

@@ -58,6 +58,7 @@ class ByteTokenizer:
         messages: list[dict[str, JSON]],
         tools: list[dict[str, JSON]] | None,
         add_generation_prompt: bool,
+        /,
         **variables: JSON,
     ) -> str:
         """Render messages in Qwen3's format, with its tool protocol and without its prose.
