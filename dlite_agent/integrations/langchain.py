@@ -128,6 +128,11 @@ class ChatDLite(BaseChatModel):
         """Options can be saved; an `engine` is left out."""
         return True
 
+    @classmethod
+    def get_lc_namespace(cls) -> list[str]:
+        """Where the public name is, whatever module defines it."""
+        return ["dlite_agent"]
+
     @property
     def _llm_type(self) -> str:
         return "dlite"
@@ -258,7 +263,7 @@ class ChatDLite(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            writer = ChunkWriter(backend.model_name)
+            writer = ChunkWriter(backend.model_name, self.output_version)
             chunks = backend.stream(request)
             try:
                 for chunk in chunks:
@@ -275,7 +280,7 @@ class ChatDLite(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            writer = ChunkWriter(backend.model_name)
+            writer = ChunkWriter(backend.model_name, self.output_version)
             chunks = backend.astream(request)
             try:
                 async for chunk in chunks:

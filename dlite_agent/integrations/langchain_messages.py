@@ -112,7 +112,6 @@ def _openai_call(call_id: object, name: object, arguments: object) -> dict[str, 
 def message_from_generation(generation: Generation, model_name: str) -> AIMessage:
     """The whole answer as one message."""
     message = generation.message
-    calls = [call for call in message.tool_calls if isinstance(call.arguments, dict)]
     invalid = [
         invalid_tool_call(name=item.name, args=item.text, id=item.id, error=item.error)
         for item in generation.unparsed
@@ -122,7 +121,7 @@ def message_from_generation(generation: Generation, model_name: str) -> AIMessag
         additional_kwargs={"reasoning_content": message.reasoning} if message.reasoning else {},
         tool_calls=[
             tool_call(name=call.name, args=cast(dict[str, Any], call.arguments), id=call.id)
-            for call in calls
+            for call in message.tool_calls
         ],
         invalid_tool_calls=invalid,
         usage_metadata=_usage(generation),
@@ -136,10 +135,16 @@ class ChunkWriter:
     LangChain puts streamed calls together itself and reads them leniently, so that a call that was
     cut inside a string would become a shorter call that runs. A call that is none gets a last piece
     that no reading can repair, and ends up in `invalid_tool_calls`.
+
+    Args:
+        model_name: For the metadata.
+        output_version: The chat model's. Under `"v1"` core numbers the blocks of text and reasoning
+            from 0 and merges equal numbers, so calls are numbered far above.
     """
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, output_version: str | None = None) -> None:
         self._model_name = model_name
+        self._first_index = 1_000 if output_version == "v1" else 0
         self._arguments: list[str] = []
         self._ids: list[str | None] = []
 
@@ -173,32 +178,31 @@ class ChunkWriter:
             self._ids.append(delta.id)
         else:
             self._arguments[delta.index] += delta.arguments
-        return tool_call_chunk(
-            name=delta.name, args=delta.arguments, id=delta.id, index=delta.index
-        )
+        index = self._first_index + delta.index
+        return tool_call_chunk(name=delta.name, args=delta.arguments, id=delta.id, index=index)
 
     def _poison(self, item: UnparsedToolCall) -> ToolCallChunk:
         if item.id in self._ids:
-            index = self._ids.index(item.id)
-            args = _poison_for(self._arguments[index])
-            return tool_call_chunk(name=None, args=args, id=None, index=index)
+            number = self._ids.index(item.id)
+            args = _poison_for(self._arguments[number])
+            return tool_call_chunk(name=None, args=args, id=None, index=self._first_index + number)
         self._ids.append(item.id)
         self._arguments.append(item.text)
         args = item.text + _poison_for(item.text)
-        index = len(self._ids) - 1
+        index = self._first_index + len(self._ids) - 1
         return tool_call_chunk(name=item.name or "", args=args, id=item.id, index=index)
 
 
 def _poison_for(arguments: str) -> str:
     """A suffix that keeps LangChain from reading the arguments as an object."""
-    for poison in _POISONS:
-        try:
-            value = parse_partial_json(arguments + poison)
-        except ValueError:
-            return poison
-        if not isinstance(value, dict):
-            return poison
-    raise AssertionError(f"no suffix spoils {arguments!r}")
+    return next(poison for poison in _POISONS if not _reads_as_object(arguments + poison))
+
+
+def _reads_as_object(arguments: str) -> bool:
+    try:
+        return isinstance(parse_partial_json(arguments), dict)
+    except ValueError:
+        return False
 
 
 def _chunk(message: AIMessageChunk) -> ChatGenerationChunk:
