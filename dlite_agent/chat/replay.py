@@ -153,12 +153,14 @@ class ReplayPlan:
         owner_session_id: The session that generated the newest tool-call id of the request that we
             know: the request continues it. A suggestion where to look; tokens decide.
         last_session_id: The session that generated the newest spliced turn, or None.
+        keys: Chained key of each message; `keys[i]` covers messages 0..i.
     """
 
     key: bytes
     turns: tuple[TurnReplay, ...] = ()
     owner_session_id: str | None = None
     last_session_id: str | None = None
+    keys: tuple[bytes, ...] = ()
 
     @property
     def splices(self) -> dict[int, tuple[int, ...]]:
@@ -222,7 +224,13 @@ def plan_replay(
         is_absent = not reasoning_digest(message.reasoning)
         reason = "reasoning_absent" if is_absent else "reasoning_equal"
         turns.append(TurnReplay(i, tuple(record.token_ids), reason))
-    return ReplayPlan(keys[-1], tuple(turns), _owner(messages, handles), session_id)
+    return ReplayPlan(
+        key=keys[-1],
+        turns=tuple(turns),
+        owner_session_id=_owner(messages, handles),
+        last_session_id=session_id,
+        keys=keys[1:],
+    )
 
 
 def _first_spliced(messages: Sequence[Message], mode: HistoryMode, strips_thoughts: bool) -> int:

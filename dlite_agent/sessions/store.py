@@ -143,7 +143,7 @@ class SessionStore:
         else:
             origin = request.origin(donor)
             entry = self._take_or_fork(donor, common, request)
-        entry.trail.truncate_to(common)
+        entry.trail.truncate_to(min(common, len(request.prompt) - 1))
         entry.turn_start = len(request.prompt) if turn_start is None else turn_start
         is_claimed = entry.session.try_claim()
         assert is_claimed, "only idle sessions are taken over"
@@ -266,19 +266,19 @@ class SessionStore:
                 f"session {session.session_id!r} runs a turn, and on_conflict is "
                 f"{self._on_conflict!r}; wait until that turn ends, or use on_conflict='fork'"
             )
-        if self._may_take_over(donor, common, request):
-            self._make_room(pages_to_grow(session.kv, common, num_rows), num_rows, donor)
+        kept = min(common, len(request.prompt) - 1)  # the last prompt token is always forwarded
+        in_place = self._may_take_over(donor, common, request)
+        if not in_place:
+            try:
+                self._make_room(num_pages(num_rows) - kept // PAGE_ROWS, num_rows, donor)
+            except CapacityError:
+                if not donor.may_be_evicted(num_rows, self._clock()):
+                    raise
+                in_place = True  # the donor would have to go, and its prefix is what is needed
+        if in_place:
+            self._make_room(pages_to_grow(session.kv, kept, num_rows), num_rows, donor)
             return donor
-        try:
-            self._make_room(num_pages(num_rows) - common // PAGE_ROWS, num_rows, donor)
-        except CapacityError:
-            if not donor.may_be_evicted(num_rows, self._clock()):
-                raise
-            # No room for both: the donor would have to go, and its prefix is what is needed.
-            self._make_room(pages_to_grow(session.kv, common, num_rows), num_rows, donor)
-            return donor
-        fork = session.fork(common, session_id=_new_id())
-        return self._enter(fork, request.trail)
+        return self._enter(session.fork(kept, session_id=_new_id()), request.trail)
 
     def _new_session(self) -> Session:
         chunk = self._prefill_chunk
@@ -303,7 +303,7 @@ class SessionStore:
         others = [entry for entry in self._entries.values() if entry not in victims]
         freed = pages_held(victims) - pages_held(others)
         if self._num_missing(count) > len(freed):
-            raise CapacityError(self._shortage(count, others, keep))
+            raise CapacityError(self._shortage(count, others))
         # Those that wait for a tool last; in each group the least recently used first.
         for victim in sorted(victims, key=lambda entry: entry.is_waiting(now)):
             if self._num_missing(count) <= 0:
@@ -319,16 +319,15 @@ class SessionStore:
         """How many of `count` pages do not fit the budget now."""
         return count - (self.max_bytes - self._pool.used_bytes) // self._pool.page_bytes
 
-    def _shortage(self, count: int, others: list[Resident], keep: Resident | None) -> str:
+    def _shortage(self, count: int, others: list[Resident]) -> str:
         page_bytes = self._pool.page_bytes
         num_busy = sum(entry.session.busy for entry in others)
-        num_waiting = sum(not entry.session.busy and entry is not keep for entry in others)
         held = len(pages_held(others)) * page_bytes
         return (
             f"the request needs {count * page_bytes} more bytes of KV ({count * PAGE_ROWS} tokens)"
-            f", but max_kv_bytes={self.max_bytes} and {held} bytes of it cannot be evicted "
-            f"({num_busy} running turns, {num_waiting} large sessions that wait for their tool, "
-            "and what the request reuses); try again when a turn has ended, shorten the prompt, or "
+            f", but max_kv_bytes is {self.max_bytes} and {held} bytes of it cannot be evicted "
+            f"({num_busy} running turns, {len(others) - num_busy} sessions that wait for a tool or "
+            "that the request reuses); try again when a turn has ended, shorten the prompt, or "
             "raise max_kv_bytes"
         )
 

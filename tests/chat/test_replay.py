@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlite_agent.chat.message_keys import reasoning_digest, seed_key, turn_keys
+from dlite_agent.chat.message_keys import chain_keys, reasoning_digest, seed_key, turn_keys
 from dlite_agent.chat.messages import Message, ToolCall, UnparsedToolCall
 from dlite_agent.chat.replay import ReplayPlan, TurnHandle, TurnHandles, plan_replay
 from dlite_agent.sessions.journal import Journal, JournalRecord
@@ -92,6 +92,8 @@ def test_history_as_generated_is_spliced_with_the_ids_that_were_sampled(agent: A
     assert plan.splices == agent.sampled
     assert reasons(plan) == ["reasoning_equal", "reasoning_equal"]
     assert all(turn.is_spliced for turn in plan.turns)
+    assert plan.keys == chain_keys(agent.messages, SEED)
+    assert plan.key == plan.keys[-1]
 
 
 @pytest.mark.parametrize("blank", [None, "", " \n"])
@@ -309,6 +311,7 @@ turn_texts = st.tuples(
 )
 
 
+@settings(max_examples=30)
 @given(st.lists(turn_texts, min_size=1, max_size=5), st.data())
 def test_any_loop_comes_back_spliced_however_its_client_rewrites_it(
     turns: list[tuple[str, str | None, dict[str, Any], str]], data: st.DataObject
