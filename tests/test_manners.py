@@ -53,13 +53,16 @@ def test_the_text_column_loads_no_tensor_library() -> None:
 
 def test_importing_the_package_is_quick() -> None:
     code = (
-        "import time; t = time.perf_counter(); import dlite_agent; print(time.perf_counter() - t)"
+        "import time\n"
+        "wall, cpu = time.perf_counter(), time.process_time()\n"
+        "import dlite_agent\n"
+        "print(time.perf_counter() - wall, time.process_time() - cpu)"
     )
-    seconds = [float(python(code)) for _ in range(7)]
-    median = statistics.median(seconds)
-    print(f"import dlite_agent: {median * 1000:.1f} ms, median of 7 fresh processes")
-    # The least, since whatever else the machine does can only add to it.
-    assert min(seconds) < IMPORT_BUDGET_S
+    runs = [[float(seconds) for seconds in python(code).split()] for _ in range(7)]
+    wall, cpu = (statistics.median(column) for column in zip(*runs, strict=True))
+    print(f"import dlite_agent: {wall * 1e3:.0f} ms, {cpu * 1e3:.0f} ms of them computing (median)")
+    # Of the processor, since other work on the machine would be counted in the time on the clock.
+    assert cpu < IMPORT_BUDGET_S
 
 
 def test_importing_the_package_changes_nothing_in_the_host() -> None:
