@@ -35,7 +35,8 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def qwen3_tokenizer_dir() -> Path:
     """Folder with a real Qwen3 tokenizer, or a skip: its files are not part of this repository."""
-    folder = os.environ.get(TOKENIZER_VARIABLE)
-    if not folder:
+    named = os.environ.get(TOKENIZER_VARIABLE)
+    beside = Path(__file__).parents[2] / "shared" / "qwen3"
+    if not named and not beside.is_dir():
         pytest.skip(f"{TOKENIZER_VARIABLE} does not name a folder with a Qwen3 tokenizer")
-    return Path(folder)
+    return Path(named) if named else beside
