@@ -13,6 +13,9 @@ __all__ = ["Resident", "SessionInfo", "num_pages", "pages_held", "pages_to_grow"
 
 # Of production agents' tool results, 90 % are back within 30 s; five minutes leave room for builds.
 _TOOL_WAIT_S = 300.0
+# So long small requests are turned away rather than served from a waiting session's memory. Short,
+# since an agent that was killed also leaves a session that waits.
+_PROTECTED_S = 60.0
 # A request is small next to a session that has at least so many times its tokens.
 _SMALL_FACTOR = 4
 
@@ -63,10 +66,13 @@ class Resident:
     def may_be_evicted(self, num_tokens: int, now: float) -> bool:
         """Whether a request of `num_tokens` may take this session's memory.
 
-        Small requests (titles, probes, sub-agents) leave a session alone that waits for its tool.
+        For a minute, small requests (titles, probes, sub-agents) leave a session alone that waits
+        for its tool.
         """
-        is_small = _SMALL_FACTOR * num_tokens <= len(self.trail)
-        return not self.session.busy and not (is_small and self.is_waiting(now))
+        if self.session.busy:
+            return False
+        is_protected = self.is_waiting(now) and now - self.released_at < _PROTECTED_S
+        return not (is_protected and _SMALL_FACTOR * num_tokens <= len(self.trail))
 
     def shared_with(self, prompt: list[int], trail: TokenTrail, *, more_than: int) -> int:
         """Length of the prefix shared with a prompt if it is more than `more_than`, else 0.

@@ -157,8 +157,8 @@ class SessionStore:
 
         Args:
             session: As `acquire` returned it.
-            waits_for_tool: The turn ended in a tool call: small requests may not evict the session
-                while its result is awaited.
+            waits_for_tool: The turn ended in a tool call: for five minutes the session goes after
+                others and keeps its last answer, and for one it is not evicted for a small request.
         """
         session.unclaim()
         entry = self._entries.get(session.session_id)
@@ -327,8 +327,8 @@ class SessionStore:
             f"the request needs {count * page_bytes} more bytes of KV ({count * PAGE_ROWS} tokens)"
             f", but max_kv_bytes is {self.max_bytes} and {held} bytes of it cannot be evicted "
             f"({num_busy} running turns, {len(others) - num_busy} sessions that wait for a tool or "
-            "that the request reuses); try again when a turn has ended, shorten the prompt, or "
-            "raise max_kv_bytes"
+            "that the request reuses); try again in a minute, shorten the prompt, or raise "
+            "max_kv_bytes"
         )
 
 
