@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlite_agent.sessions.session import common_prefix_length
+from dlite_agent.sessions.prefix import common_prefix_length
 from dlite_agent.sessions.token_trail import TokenTrail
 
 few_ids = st.lists(st.integers(0, 2), max_size=12)
