@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ __all__ = ["KnownTokens"]
 
 _MAX_SEQUENCES = 64
 _MAX_KEYS = 65_536
+
+_Kind = Literal["read", "closed", "open"]
+"""A message that a prompt held, or that was sampled with its closing token or without it."""
 
 
 class KnownTokens:
@@ -28,7 +32,7 @@ class KnownTokens:
 
     def __init__(self) -> None:
         self._sequences: list[npt.NDArray[np.int32]] = []  # the newest last
-        self._keys: OrderedDict[bytes, bool] = OrderedDict()  # whether the message was sampled
+        self._keys: OrderedDict[bytes, _Kind] = OrderedDict()
 
     def count_new(
         self, prompt: RenderedPrompt, keys: Sequence[bytes], control_ids: AbstractSet[int]
@@ -53,15 +57,21 @@ class KnownTokens:
         others = [known for known in self._sequences if _common(ids, known) < len(known)]
         self._sequences = [*others[1 - _MAX_SEQUENCES :], ids]
         for key in keys:
-            self._remember(key, was_sampled=False)
+            self._remember(key, "read")
 
-    def add_answers(self, keys: Sequence[bytes]) -> None:
-        """Remember the keys that a sampled message may come back under."""
+    def add_answer(self, keys: Sequence[bytes], *, is_closed: bool) -> None:
+        """Remember the keys that a sampled message may come back under.
+
+        Args:
+            keys: See `message_keys.turn_keys`.
+            is_closed: The last sampled token was the turn's closing token.
+        """
         for key in keys:
-            self._remember(key, was_sampled=True)
+            if self._keys.get(key) != "read":
+                self._remember(key, "closed" if is_closed else "open")
 
-    def _remember(self, key: bytes, *, was_sampled: bool) -> None:
-        self._keys[key] = was_sampled and self._keys.get(key, True)
+    def _remember(self, key: bytes, kind: _Kind) -> None:
+        self._keys[key] = kind
         self._keys.move_to_end(key)
         if len(self._keys) > _MAX_KEYS:
             self._keys.popitem(last=False)
@@ -73,10 +83,11 @@ class KnownTokens:
         segment = next((s for s in prompt.segments if s.message_index == last), None)
         if last is None or segment is None:
             return 0
-        stop = segment.stop
-        if self._keys[keys[last]]:
+        kind, stop = self._keys[keys[last]], segment.stop
+        if kind != "read":  # what the template wrote behind it, the closing token included, is new
             while stop > segment.start and prompt.token_ids[stop - 1] not in control_ids:
                 stop -= 1
+            stop -= kind == "open"
         return stop
 
 

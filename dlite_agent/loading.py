@@ -81,8 +81,8 @@ class LoadedModel:
     hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def session_of_hint(self, hint: str | None) -> str | None:
-        """The session that answered the last turn with this hint."""
-        return None if hint is None else self.hints.get(hint)
+        """The session that answered the last turn with this hint; the baselines take no hints."""
+        return self.hints.get(hint) if hint is not None and self.config.reuse == "session" else None
 
     def remember_hint(self, hint: str | None, session_id: str) -> None:
         """Note which session answered; the oldest hints are forgotten."""
@@ -103,7 +103,7 @@ class ModelService:
     """
 
     def __init__(self, model: LoadedModel, *, load_s: float = 0.0) -> None:
-        self._model = model
+        self.model = model
         target, config = model.target, model.config
         self.info = EngineInfo(
             model=config.model,
@@ -127,15 +127,15 @@ class ModelService:
             case _:
                 from dlite_agent.turn import run_turn
 
-                yield from run_turn(self._model, task, submitted_s, should_stop)
+                yield from run_turn(self.model, task, submitted_s, should_stop)
 
     def close(self) -> None:
         """Give sessions, weights and KV back."""
-        self._model.sessions.close()
-        self._model.target.close()
+        self.model.sessions.close()
+        self.model.target.close()
 
     def _count(self, task: CountTokens) -> Count:
-        model = self._model
+        model = self.model
         plan = plan_replay(
             task.messages,
             seed_key(task.tools, {}),
@@ -150,12 +150,12 @@ class ModelService:
         return Count(len(prompt.token_ids))
 
     def _usage(self) -> Usage:
-        pool = self._model.target.pool
+        pool = self.model.target.pool
         return Usage(
             kv_used_bytes=pool.used_bytes,
             kv_free_bytes=pool.free_bytes,
-            num_sessions=len(self._model.sessions),
-            rows_computed=self._model.target.rows_computed,
+            num_sessions=len(self.model.sessions),
+            rows_computed=self.model.target.rows_computed,
         )
 
 

@@ -196,20 +196,24 @@ class _Turn:
     def _remember(self, parsed: ParsedTurn) -> None:
         """Note the turn for exact replay; what was sampled before a stop counts as well."""
         model, session_id = self.model, self.session.session_id
-        if self.sampled and model.config.reuse != "prefix":
-            answer_keys = turn_keys(self.admitted.plan.key, parsed.message, parsed.unparsed)
-            model.known.add_answers(answer_keys)
-            ids = self.admitted.prompt.turn_record(self.sampled)
-            digest = reasoning_digest(parsed.message.reasoning)
-            if ids is not None:
-                for key in answer_keys:
-                    model.journal.record(key, JournalRecord(ids, digest, session_id))
-            calls = [call.id for call in parsed.message.tool_calls if call.id]
-            calls += [region.id for region in parsed.unparsed]
-            handle = self.admitted.plan.handle(parsed.message, session_id, parsed.unparsed)
-            model.handles.remember(calls, handle)
-            self.ended_in_call = bool(calls)
         model.remember_hint(self.admitted.request.session_hint, session_id)
+        if not self.sampled:
+            return
+        plan, message = self.admitted.plan, parsed.message
+        answer_keys = turn_keys(plan.key, message, parsed.unparsed)
+        is_closed = self.sampled[-1] in model.control_ids
+        model.known.add_answer(answer_keys, is_closed=is_closed)
+        calls = [call.id for call in message.tool_calls if call.id]
+        calls += [region.id for region in parsed.unparsed]
+        self.ended_in_call = bool(calls)
+        if model.config.reuse == "prefix":
+            return
+        model.handles.remember(calls, plan.handle(message, session_id, parsed.unparsed))
+        ids = self.admitted.prompt.turn_record(self.sampled)
+        if ids is not None:
+            record = JournalRecord(ids, reasoning_digest(message.reasoning), session_id)
+            for key in answer_keys:
+                model.journal.record(key, record)
 
     def _stats(self, parsed: ParsedTurn, num_new: int) -> TurnStats:
         prompt, sampling = self.admitted.prompt, self.admitted.sampling

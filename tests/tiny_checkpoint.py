@@ -27,9 +27,9 @@ CALLS = tuple(
     for line, name in enumerate(("alpha", "beta", "gamma", "delta"))
 )
 VOCAB_SIZE = 288
-_FIRST_CONTROL = 256
-_FIRST_CALL = _FIRST_CONTROL + len(CONTROLS)
-_TRIGGERS = tuple(range(ord("A"), ord("Z") + 1))
+_FIRST_CALL = 256
+_FIRST_CONTROL = _FIRST_CALL + len(CALLS)  # added tokens come behind the vocabulary
+_TRIGGERS = tuple(range(0x60, 0x80))  # one token in eight or so
 
 
 def control_id(spelling: str) -> int:
@@ -81,7 +81,8 @@ def _weights(config: TargetConfig, seed: int) -> dict[str, torch.Tensor]:
         weights[name] = 1 + 0.1 * noise if is_norm else noise * (shape[-1] ** -0.5)
     embedding, head = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
     embedding *= 4
-    head *= 0.6 * 8**0.5
+    head *= 1.7
+    head[_FIRST_CALL:] *= 0.1  # only a trigger leads to a call
     directions = torch.linalg.qr(torch.randn(64, 4, generator=generator)).Q.T  # [4, E]
     calls = range(_FIRST_CALL, _FIRST_CALL + len(CALLS))
     chain = [
