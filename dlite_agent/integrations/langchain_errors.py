@@ -13,48 +13,54 @@ from langchain_core import exceptions as core
 
 from dlite_agent import errors
 
-__all__ = ["langchain_errors"]
+__all__ = [
+    "CapacityError",
+    "ContextLengthExceededError",
+    "ModelNotFoundError",
+    "RequestError",
+    "SessionBusyError",
+    "SessionNotFoundError",
+    "UnsupportedParameterError",
+    "langchain_errors",
+]
 
 
-class _ContextLengthExceeded(errors.ContextLengthExceededError, core.ContextOverflowError):
-    pass
+class CapacityError(errors.CapacityError, core.ModelAPIError):
+    """`dlite_agent.CapacityError` that is also LangChain's `ModelAPIError`."""
 
 
-class _ModelNotFound(errors.ModelNotFoundError, core.ModelNotFoundError):
-    pass
+class ContextLengthExceededError(errors.ContextLengthExceededError, core.ContextOverflowError):
+    """`dlite_agent.ContextLengthExceededError` that is also LangChain's `ContextOverflowError`."""
 
 
-class _UnsupportedParameter(errors.UnsupportedParameterError, core.ModelInvalidRequestError):
-    pass
+class ModelNotFoundError(errors.ModelNotFoundError, core.ModelNotFoundError):
+    """`dlite_agent.ModelNotFoundError` that is also LangChain's `ModelNotFoundError`."""
 
 
-class _Request(errors.RequestError, core.ModelInvalidRequestError):
-    pass
+class RequestError(errors.RequestError, core.ModelInvalidRequestError):
+    """`dlite_agent.RequestError` that is also LangChain's `ModelInvalidRequestError`."""
 
 
-class _SessionNotFound(errors.SessionNotFoundError, core.ModelInvalidRequestError):
-    pass
+class SessionBusyError(errors.SessionBusyError, core.ModelAPIError):
+    """`dlite_agent.SessionBusyError` that is also LangChain's `ModelAPIError`."""
 
 
-class _SessionBusy(errors.SessionBusyError, core.ModelAPIError):
-    pass
+class SessionNotFoundError(errors.SessionNotFoundError, core.ModelInvalidRequestError):
+    """`dlite_agent.SessionNotFoundError` that is also LangChain's `ModelInvalidRequestError`."""
 
 
-class _Capacity(errors.CapacityError, core.ModelAPIError):
-    pass
+class UnsupportedParameterError(errors.UnsupportedParameterError, core.ModelInvalidRequestError):
+    """`dlite_agent.UnsupportedParameterError`, and LangChain's `ModelInvalidRequestError`."""
 
 
 _BOTH: dict[type[errors.DLiteError], type[errors.DLiteError]] = {
-    both.__mro__[1]: both
-    for both in (
-        _ContextLengthExceeded,
-        _ModelNotFound,
-        _UnsupportedParameter,
-        _Request,
-        _SessionNotFound,
-        _SessionBusy,
-        _Capacity,
-    )
+    errors.CapacityError: CapacityError,
+    errors.ContextLengthExceededError: ContextLengthExceededError,
+    errors.ModelNotFoundError: ModelNotFoundError,
+    errors.RequestError: RequestError,
+    errors.SessionBusyError: SessionBusyError,
+    errors.SessionNotFoundError: SessionNotFoundError,
+    errors.UnsupportedParameterError: UnsupportedParameterError,
 }
 
 
@@ -67,7 +73,8 @@ def langchain_errors() -> Iterator[None]:
         both = _BOTH.get(type(error))
         if both is None:
             raise
-        raise _converted(error, both) from error
+        # One traceback, not two: the converted error is the same event.
+        raise _converted(error, both).with_traceback(error.__traceback__) from error.__cause__
 
 
 def _converted(error: errors.DLiteError, both: type[errors.DLiteError]) -> errors.DLiteError:
