@@ -67,15 +67,14 @@ class CheckpointTokenizer:
         self._token_bytes = _token_bytes(state)
         self.vocab_size = len(self._token_bytes)
         self.eos_token_id: int | None = tokenizer.eos_token_id
-        state["added_tokens"] = [
-            token for token in state["added_tokens"] if token["content"] not in self._control_tokens
-        ]
+        # All of them: the ids of those that stayed would be counted anew.
+        state["added_tokens"] = []
         self._untrusted = Backend.from_str(json.dumps(state))
         self._check_untrusted(name)
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
-        """Spelling and id of every added token, the ones that the template never uses included."""
+        """Spelling and id of every added token that is not blank, used by the template or not."""
         return self._control_tokens
 
     def encode_template(self, text: str) -> list[int]:

@@ -22,7 +22,7 @@ __all__ = ["RenderedPrompt", "Renderer", "Segment", "Tokenizer"]
 
 _THINK_START = "<think>"
 _CANNED = (
-    Message("user", "Fix  it:\n\n\tdef f(x):\r\n  return 'é≠😀' \n"),
+    Message("user", "Fix  it:\n\n\tdef f(x):\r\n    if x:\n        return 'é≠😀' \n"),
     Message("assistant", " 1. don't\n\n", reasoning="Why?\n"),
     Message("user", "   "),
 )

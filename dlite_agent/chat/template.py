@@ -46,6 +46,7 @@ class Tokenizer(Protocol):
         messages: list[dict[str, JSON]],
         tools: list[dict[str, JSON]] | None,
         add_generation_prompt: bool,
+        /,
         **variables: JSON,
     ) -> str:
         """Render messages to text.
@@ -151,9 +152,9 @@ def template_tools(tools: Sequence[ToolSpec]) -> list[dict[str, JSON]] | None:
 def probe_template(tokenizer: Tokenizer) -> TemplateTraits:
     """Render a few small conversations and note what the template does with them."""
     header, closer = _probe_turn(tokenizer)
-    as_mapping = _probe_call(tokenizer, {"k": _PROBE})
-    as_text = _probe_call(tokenizer, json.dumps({"k": _PROBE}, ensure_ascii=False))
-    is_misread = as_mapping is None or f"{{'k': '{_PROBE}'}}" in as_mapping
+    as_mapping = _probe_call(tokenizer, {"k": "v"})
+    as_text = _probe_call(tokenizer, '{"k": "v"}')
+    is_misread = as_mapping is None or str({"k": "v"}) in as_mapping
     two_systems = [Message("system", "a"), Message("user", "b"), Message("system", "c")]
     return TemplateTraits(
         header=header,
