@@ -41,7 +41,7 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "null": lambda ids: NullDrafter(),
     "lookup": lambda ids: LookupDrafter(),
     "lookup-1": lambda ids: LookupDrafter(sizes=(1,), max_block=1),
-    "lookup-33": lambda ids: LookupDrafter(sizes=(2, 1), max_block=33),
+    "lookup-33": lambda ids: LookupDrafter(sizes=(17, 2, 1), max_block=33),
     "oracle-1": lambda ids: OracleDrafter(ids, max_block=1),
     "oracle-7": OracleDrafter,
     "oracle-40": lambda ids: OracleDrafter(ids, max_block=40),
@@ -198,7 +198,8 @@ def test_stop_wins_over_length_in_the_last_round(
     session.close()
 
 
-def test_full_pool_goes_on_without_drafts_and_then_says_so() -> None:
+@pytest.mark.parametrize("drafter", ["null", "oracle-7"])
+def test_full_pool_goes_on_without_drafts_and_then_says_so(drafter: str) -> None:
     page_bytes = PAGE_ROWS * tiny_config().kv_bytes_per_token(8)
     small = tiny_qwen3(dtype="float64", max_kv_bytes=page_bytes)
     prompt = [i % 7 for i in range(PAGE_ROWS - 6)]
@@ -206,7 +207,7 @@ def test_full_pool_goes_on_without_drafts_and_then_says_so() -> None:
     roomy = Session(tiny_qwen3(dtype="float64"), NullDrafter(), session_id="roomy")
     roomy.sync(prompt)
     list(roomy.decode(sampler, StopRules(frozenset(), 40)))
-    session = Session(small, OracleDrafter(roomy.token_ids), session_id="small")
+    session = Session(small, DRAFTERS[drafter](roomy.token_ids), session_id="small")
     session.sync(prompt)
     rounds: list[Round] = []
     with pytest.raises(CapacityError, match="max_kv_bytes"):

@@ -24,12 +24,12 @@ def propose(
     return list(block.token_ids)
 
 
-def naive(ids: list[int], sizes: tuple[int, ...], count: int) -> list[int]:
+def naive(ids: list[int], sizes: tuple[int, ...], budget: int) -> list[int]:
     for size in sizes:
         for end in range(len(ids) - 1, size - 1, -1):
             if len(ids) > size and ids[end - size : end] == ids[-size:]:
                 longer = list(ids)
-                for i in range(count):
+                for i in range(min(budget, 2 * size - 1)):
                     longer.append(longer[end + i])
                 return longer[len(ids) :]
     return []
@@ -50,9 +50,17 @@ def test_longer_match_wins_over_a_newer_one() -> None:
 def test_repetition_is_continued_past_the_end() -> None:
     ids = [9, 1, 2, 3, 1, 2, 3]
     drafter = LookupDrafter()
-    assert propose(drafter, drafter.start(ids), ids) == [1, 2, 3, 1, 2, 3, 1]
+    assert propose(drafter, drafter.start(ids), ids) == [1, 2, 3, 1, 2]
     ids = [4, 4, 4]
-    assert propose(drafter, drafter.start(ids), ids) == [4] * 7
+    assert propose(drafter, drafter.start(ids), ids) == [4, 4, 4]
+
+
+def test_longer_match_is_continued_further() -> None:
+    drafter = LookupDrafter()
+    phrase = [1, 2, 3, 4, 10, 11, 12, 13, 14, 15, 16, 17, 18]
+    for size, count in ((4, 7), (3, 5), (2, 3)):
+        ids = [*phrase, 99, *phrase[4 - size : 4]]
+        assert propose(drafter, drafter.start(ids), ids) == phrase[4 : 4 + count]
 
 
 def test_nothing_is_proposed_for_new_tokens_or_without_a_budget() -> None:
