@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -162,8 +164,9 @@ class ChatDLite(BaseChatModel):
             reasoning_output=True,
             temperature=True,
         )
-        if self.max_context is not None:
-            profile["max_input_tokens"] = self.max_context
+        max_context = self.max_context or _declared_context(self.model)
+        if max_context is not None:
+            profile["max_input_tokens"] = max_context
         return profile
 
     def bind_tools(
@@ -314,6 +317,16 @@ class ChatDLite(BaseChatModel):
 def _result(generation: Generation, model_name: str) -> ChatResult:
     message = message_from_generation(generation, model_name)
     return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _declared_context(model: str) -> int | None:
+    """What the config of a local checkpoint says; None for a hub name, which is not looked up."""
+    folder = Path(__file__).parents[1] / "nano" / "assets" if model == "nano" else Path(model)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return int(config["max_position_embeddings"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _close(chunks: Iterator[object]) -> None:

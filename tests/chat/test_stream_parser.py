@@ -418,11 +418,10 @@ def test_answer_after_a_thought_that_the_prompt_closed_is_content(vocabulary: By
     assert turn.num_reasoning_tokens == 0
 
 
-@EITHER
-@pytest.mark.parametrize("again", ["", "<think>\n"])
+@pytest.mark.parametrize(
+    ("vocabulary", "again"), [(WITH_IDS, ""), (WITH_IDS, "<think>\n"), (SPELLED, "")]
+)
 def test_thought_that_the_prompt_opened(vocabulary: Bytes, again: str) -> None:  # 26
-    if vocabulary is SPELLED and again:
-        pytest.skip("spelled out inside a thought it is text")
     turn = parse(vocabulary, again + "hm\n</think>\n\nHello.", starts_in="reasoning")
     assert turn.message.reasoning == "hm"
     assert turn.message.content == "Hello."

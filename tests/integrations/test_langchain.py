@@ -8,6 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +113,22 @@ def test_what_identifies_the_model_is_small_and_set() -> None:
         "ls_temperature": 0.0,
         "ls_max_tokens": 5,
     }
+
+
+def test_profile_says_what_fits(tmp_path: Path) -> None:
+    """Middleware that summarises at a share of the context asks for it."""
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1024}')
+    nano, local, hub = (
+        ChatDLite().profile,
+        ChatDLite(str(tmp_path)).profile,
+        ChatDLite("a/b").profile,
+    )
+    assert nano is not None
+    assert nano["max_input_tokens"] == 65_536
+    assert local is not None
+    assert local["max_input_tokens"] == 1024
+    assert hub is not None
+    assert "max_input_tokens" not in hub
 
 
 def test_profile_says_what_works() -> None:
