@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 
 __all__ = ["Channel"]
 
@@ -31,7 +32,7 @@ class Channel:
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection
         self._changed = threading.Condition()
-        self._outbox: list[object] = []
+        self._outbox: list[bytes] = []
         self._is_unacknowledged = False
         self._must_acknowledge = False
         self._is_closed = False
@@ -39,9 +40,14 @@ class Channel:
         self._writer.start()
 
     def send(self, message: object) -> None:
-        """Queue a message; never blocks. Dropped when the other end is gone."""
+        """Queue a message; never blocks. Dropped when the other end is gone.
+
+        Raises:
+            Exception: What pickling raises for an object that cannot cross.
+        """
+        packed = bytes(ForkingPickler.dumps(message))
         with self._changed:
-            self._outbox.append(message)
+            self._outbox.append(packed)
             self._changed.notify_all()
 
     def receive(
@@ -60,8 +66,8 @@ class Channel:
                         return
                     continue
                 is_acknowledged, messages = self._connection.recv()
-                for message in messages:
-                    handle(message)
+                for packed in messages:
+                    handle(ForkingPickler.loads(packed))
                 with self._changed:
                     self._is_unacknowledged &= not is_acknowledged
                     self._must_acknowledge |= bool(messages)
@@ -69,16 +75,9 @@ class Channel:
         except (EOFError, OSError):
             return  # the other end closed or died; the caller knows what that means
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Close this end.
-
-        Args:
-            drain_s: Most seconds to wait for what was sent before.
-        """
+    def close(self) -> None:
+        """Close this end; what was not sent yet is dropped."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: not self._outbox and not self._is_unacknowledged, drain_s
-            )
             self._is_closed = True
             self._changed.notify_all()
 
@@ -88,7 +87,7 @@ class Channel:
                 self._changed.wait_for(self._has_work)
                 if self._is_closed:
                     break
-                messages: list[object] = []
+                messages: list[bytes] = []
                 if not self._is_unacknowledged:
                     messages, self._outbox = self._outbox, messages
                 acknowledge, self._must_acknowledge = self._must_acknowledge, False

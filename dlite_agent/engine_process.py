@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.channel import Channel
@@ -41,7 +42,7 @@ class _LogForwarder(logging.Handler):
 
 
 def serve(descriptor: int) -> None:
-    """Be the child: load and run what the parent asks for until it says `close` or is gone.
+    """Be the child: load and run what the parent asks for until it is gone, or ends us.
 
     Args:
         descriptor: File descriptor of our end of the socket.
@@ -50,8 +51,7 @@ def serve(descriptor: int) -> None:
     channel = Channel(Connection(descriptor), "dlite child")
     server = _Server(channel)
     channel.receive(server.handle, server.is_orphan)
-    if not server.is_closed:
-        os._exit(0)  # the parent died: nobody waits for a clean end, and a forward may take long
+    os._exit(0)  # the parent died: nobody waits for a clean end, and a forward may take long
 
 
 class _Server:
@@ -60,7 +60,6 @@ class _Server:
         self._worker: Worker | None = None
         self._cancels: dict[int, Callable[[], None]] = {}
         self._parent_pid = os.getppid()
-        self.is_closed = False
 
     def is_orphan(self) -> bool:
         """Whether the parent ended although a fork of it still holds its end of the socket."""
@@ -76,15 +75,10 @@ class _Server:
             case ("cancel", int(task_id)):
                 if cancel := self._cancels.pop(task_id, None):
                     cancel()
-            case ("close",):
-                self.is_closed = True
-                if self._worker is not None:
-                    self._worker.close()
-                self._channel.close(drain_s=1.0)
 
     def _start(self, config: EngineConfig, level: int) -> None:
         root = logging.getLogger("dlite_agent")
-        root.setLevel(level)
+        root.setLevel(min(level, logging.INFO))  # the host's own loggers decide once more
         root.addHandler(_LogForwarder(self._channel))
         root.propagate = False
 
@@ -112,27 +106,33 @@ class _Server:
             self._channel.send(("failed", _portable(error)))
 
     def _submit(self, task_id: int, task: Task) -> None:
+        is_over = threading.Event()
+
         def sink(event: Event) -> None:
             if isinstance(event, Failure):
                 event = Failure(_portable(event.error))
             if isinstance(event, Failure | Finished):
+                is_over.set()
                 self._cancels.pop(task_id, None)
             self._channel.send(("event", task_id, event))
 
         assert self._worker is not None, "the parent sends `start` first"
-        self._cancels[task_id] = lambda: None
         try:
             self._cancels[task_id] = self._worker.submit(task, sink)
         except Exception as error:  # noqa: BLE001  # the parent raises it, with its class
             sink(Failure(error))
+        if is_over.is_set():  # it ended before we noted how to cancel it
+            self._cancels.pop(task_id, None)
 
 
 def _portable(error: BaseException) -> BaseException:
-    """What surely survives the pipe: our errors and Python's own as they are, others as text."""
+    """The error as it is, where it and its class surely exist at the other end; else its text."""
     if isinstance(error, DLiteError):
         return error.with_traceback(None)
     details = "".join(traceback.format_exception(error))
-    if type(error).__module__ == "builtins":
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(error))
         error.add_note(details)
         return error.with_traceback(None)
-    return RuntimeError(f"{type(error).__qualname__}: {error}\n{details}")
+    except Exception:  # noqa: BLE001  # a class of somebody else's may do anything
+        return RuntimeError(f"{type(error).__qualname__}: {error}\n{details}")

@@ -171,6 +171,12 @@ def load_service(config: EngineConfig, progress: Progress) -> ModelService:
         CapacityError: No room for the weights.
     """
     began_s = time.perf_counter()
+    if config.isolation == "thread" and config.threads is not None:
+        logger.warning(
+            "threads=%d is ignored: the host's thread count is not ours to change; call "
+            'torch.set_num_threads yourself, or use isolation="process"',
+            config.threads,
+        )
     stages = _Stages(config.model, progress)
     target = load_target(
         config.model,

@@ -35,13 +35,15 @@ from dlite_agent.tasks import (
     Task,
     Usage,
     closed_error,
+    fresh,
+    notify,
 )
 
 __all__ = ["ProcessHost"]
 
 logger = logging.getLogger(__name__)
 
-_CLOSE_S = 10.0
+_CLOSE_S = 5.0
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from dlite_agent.engine_process import serve; serve(int(sys.argv[1]))"
@@ -153,7 +155,7 @@ class _Child:
         with self._changed:
             self._changed.wait_for(lambda: self._info or self.load_error or self._has_ended)
             if self.load_error is not None:
-                raise self.load_error.with_traceback(None)
+                raise fresh(self.load_error)
             if self._info is None:
                 raise closed_error(self._name)
             return self._info
@@ -161,13 +163,13 @@ class _Child:
     def submit(self, task: Task, sink: Sink) -> Callable[[], None]:
         with self._changed:
             if self.load_error is not None:
-                raise self.load_error.with_traceback(None)
+                raise fresh(self.load_error)
             if self._has_ended:
                 raise self._death()
             task_id = self._next_id
             self._next_id += 1
-            self._sinks[task_id] = sink
             self._channel.send(("task", task_id, task))
+            self._sinks[task_id] = sink
 
         def cancel() -> None:
             if self._sinks.pop(task_id, None) is not None:
@@ -178,26 +180,24 @@ class _Child:
     def close(self) -> None:
         with self._changed:
             self._is_closing = True
-        self._channel.send(("close",))
+        self._process.terminate()  # it has nothing to save, and its memory goes with it
+        self._reap()
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _reap(self) -> None:
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._channel.close()
-        if threading.current_thread() is not self._reader:
-            self._reader.join()
 
     # ---- below: the reader's thread --------------------------------------------------------
 
     def _read(self) -> None:
-        self._channel.receive(self._handle)
+        self._channel.receive(self._handle, lambda: self._process.poll() is not None)
         self._channel.close()
-        try:
-            self._process.wait(_CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._reap()
         with self._changed:
             self._has_ended = True
             if self._info is None and self.load_error is None and not self._is_closing:
@@ -239,8 +239,7 @@ class _Child:
             case ("log", str(name), int(level), str(text)):
                 logging.getLogger(name).log(level, "%s", text)
             case ("progress", str(stage), float(fraction)):
-                for listener in tuple(self._listeners):
-                    listener(stage, fraction)
+                notify(self._listeners, stage, fraction)
             case ("ready", EngineInfo() as info):
                 with self._changed:
                     self._info = info

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
-from dlite_agent.errors import ConfigurationError
+from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import GenerationChunk
 
 __all__ = [
@@ -26,7 +28,11 @@ __all__ = [
     "Task",
     "Usage",
     "closed_error",
+    "fresh",
+    "notify",
 ]
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 """Called with a stage of loading and how much of it is done, in [0, 1]; in the loading thread."""
@@ -169,3 +175,17 @@ def closed_error(name: str) -> ConfigurationError:
     return ConfigurationError(
         f"the engine of {name!r} is closed; create another Engine, or use Engine.shared()"
     )
+
+
+def fresh(error: BaseException) -> BaseException:
+    """A copy for each caller, since an exception collects the tracebacks of its raises."""
+    return copy.copy(error) if isinstance(error, DLiteError) else error
+
+
+def notify(listeners: Iterable[Progress], stage: str, fraction: float) -> None:
+    """Tell listeners of progress; a progress bar that fails must not fail the load."""
+    for listener in tuple(listeners):
+        try:
+            listener(stage, fraction)
+        except Exception:
+            logger.warning("a progress callback failed", exc_info=True)

@@ -8,7 +8,6 @@ answer.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
@@ -19,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.errors import CapacityError, DLiteError
+from dlite_agent.errors import CapacityError
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.tasks import (
     EngineInfo,
@@ -31,6 +30,8 @@ from dlite_agent.tasks import (
     Sink,
     Task,
     closed_error,
+    fresh,
+    notify,
 )
 
 __all__ = ["Worker"]
@@ -145,9 +146,8 @@ class Worker:
             raise closed_error(self._name)
 
     def _load_error(self) -> BaseException:
-        """A copy for each caller, since an exception collects the tracebacks of its raises."""
         assert self._error is not None
-        return copy.copy(self._error) if isinstance(self._error, DLiteError) else self._error
+        return fresh(self._error)
 
     # ---- below: the worker's thread --------------------------------------------------------
 
@@ -177,11 +177,7 @@ class Worker:
             if self._state == "closed":
                 raise closed_error(self._name)  # closed while loading: stop here
             listeners = tuple(self._listeners)
-        for listener in listeners:
-            try:
-                listener(stage, fraction)
-            except Exception:  # a progress bar that fails must not fail the load
-                logger.warning("a progress callback failed", exc_info=True)
+        notify(listeners, stage, fraction)
 
     def _fail_load(self, error: BaseException) -> None:
         logger.debug("loading model=%s failed", self._name, exc_info=error)

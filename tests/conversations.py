@@ -1,4 +1,4 @@
-"""An agent of the tests: it asks, runs the tools that the model calls, and sends everything back."""
+"""An agent of the tests: asks, runs the tools that the model calls, sends everything back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Agent:
         )
 
     def take(self, generation: Generation) -> None:
-        """Append the answer, and a tool result for each of its calls (for an answer without: one)."""
+        """Append the answer, and a tool result for each call (and one if there is none)."""
         self.turns.append(generation)
         message = self.edit(generation.message)
         self.messages.append(message)
@@ -63,7 +63,7 @@ class Agent:
 
 
 def respaced(message: Message) -> Message:
-    """What clients do on the way round: thoughts dropped, keys re-ordered, ids renamed, ends cut."""
+    """What clients do to it: thoughts dropped, keys re-ordered, ids renamed, ends cut."""
     calls = tuple(
         replace(
             call,
