@@ -17,7 +17,7 @@ from langchain_core.callbacks import UsageMetadataCallbackHandler
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableBinding, RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableBinding, RunnableLambda
 from langchain_core.tools import tool
 from pydantic import BaseModel
 
@@ -332,6 +332,24 @@ def test_what_is_not_there_is_refused_and_not_ignored(
             model.invoke("?", **options)
         with pytest.raises(error, match=message):
             list(model.stream("?", **options))
+    assert engine_of(model).requests == []
+
+
+def test_option_can_be_configured_for_a_call() -> None:
+    model = chat("a")
+    field = ConfigurableField(id="heat")
+    configured = model.configurable_fields(temperature=field)
+    configured.with_config(configurable={"heat": 0.5}).invoke("?")
+    assert engine_of(model).requests[0].sampling.temperature == 0.5
+
+
+@pytest.mark.host
+def test_agent_with_a_response_format_is_refused() -> None:
+    agents = pytest.importorskip("langchain.agents")
+    model = chat("a")
+    agent = agents.create_agent(model, [add], response_format=Multiply)
+    with pytest.raises(dlite_agent.UnsupportedParameterError, match="constrained decoding"):
+        agent.invoke({"messages": [HumanMessage("?")]})
     assert engine_of(model).requests == []
 
 
