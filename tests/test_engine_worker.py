@@ -1,0 +1,267 @@
+"""The worker thread alone, with a service that counts instead of computing."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import Message
+from dlite_agent.errors import CapacityError, ConfigurationError
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.tasks import (
+    Count,
+    CountTokens,
+    EngineInfo,
+    Event,
+    Failure,
+    Finished,
+    Inspect,
+    Progress,
+    Sink,
+    Task,
+)
+from dlite_agent.worker import Worker
+
+INFO = EngineInfo("counting", 10, "null", "float32", "cpu", 1, 0.0)
+
+
+class CountingService:
+    """A turn yields one chunk for each permission, until it is stopped or has `max_tokens`."""
+
+    info = INFO
+
+    def __init__(self) -> None:
+        self.permissions = threading.Semaphore(0)
+        self.thread: threading.Thread | None = None
+        self.num_steps = 0
+        self.is_closed = False
+
+    def run(
+        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
+    ) -> Iterator[Event]:
+        self.thread = threading.current_thread()
+        if not isinstance(task, ChatRequest):
+            yield Count(self.num_steps)
+            return
+        if task.stop:
+            raise ValueError("no stop strings")
+        for step in range(task.sampling.max_tokens or 10**9):
+            while not self.permissions.acquire(timeout=0.01):
+                if should_stop():
+                    return
+            if should_stop():
+                return
+            self.num_steps += 1
+            yield GenerationChunk(token_ids=(step,))
+        yield GenerationChunk(finish_reason="stop")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def service() -> CountingService:
+    return CountingService()
+
+
+@pytest.fixture
+def worker(service: CountingService) -> Iterator[Worker]:
+    worker = Worker(lambda progress: service, name="counting", max_queue=2)
+    yield worker
+    worker.close()
+
+
+def turn(**changes: object) -> ChatRequest:
+    return ChatRequest((Message("user", "count"),), **changes)  # type: ignore[arg-type]
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def __call__(self, event: Event) -> None:
+        self.events.put(event)
+
+    def next(self) -> Event:
+        return self.events.get(timeout=10)
+
+
+def test_nothing_starts_before_it_is_needed(worker: Worker, service: CountingService) -> None:
+    assert worker.is_usable
+    assert threading.active_count() == threading.active_count()
+    assert worker._thread is None
+    assert worker.wait_ready() == INFO
+    assert worker._thread is not None
+
+
+def test_the_service_is_used_by_one_thread(worker: Worker, service: CountingService) -> None:
+    reader = Reader()
+    worker.submit(Inspect(), reader)
+    assert reader.next() == Count(0)
+    assert reader.next() == Finished()
+    assert service.thread is worker._thread
+
+
+def test_a_cancelled_turn_ends_within_one_step(worker: Worker, service: CountingService) -> None:
+    reader = Reader()
+    cancel = worker.submit(turn(), reader)
+    service.permissions.release()
+    assert reader.next() == GenerationChunk(token_ids=(0,))
+    cancel()
+    service.permissions.release(100)
+    assert reader.next() == Finished()
+    assert service.num_steps <= 2
+
+
+def test_a_task_that_is_cancelled_while_it_waits_is_never_run(
+    worker: Worker, service: CountingService
+) -> None:
+    first, second = Reader(), Reader()
+    stop_first = worker.submit(turn(), first)
+    service.permissions.release()
+    first.next()
+    worker.submit(turn(), second)()
+    stop_first()
+    third = Reader()
+    worker.submit(CountTokens(()), third)
+    assert third.next() == Count(1)
+    assert second.events.empty()
+
+
+def test_cancelled_tasks_do_not_fill_the_queue(worker: Worker, service: CountingService) -> None:
+    reader = Reader()
+    worker.submit(turn(), reader)
+    service.permissions.release()
+    reader.next()
+    for _ in range(10):
+        worker.submit(turn(), Reader())()
+    worker.submit(turn(), Reader())
+    worker.submit(turn(), Reader())
+    with pytest.raises(CapacityError, match="2 requests wait"):
+        worker.submit(turn(), Reader())
+
+
+def test_a_question_is_answered_between_two_steps(worker: Worker, service: CountingService) -> None:
+    reader, asker = Reader(), Reader()
+    worker.submit(turn(), reader)
+    service.permissions.release()
+    reader.next()
+    worker.submit(Inspect(), asker)
+    assert asker.next() == Count(1)
+    assert reader.events.empty()
+
+
+def test_an_error_belongs_to_its_task(worker: Worker) -> None:
+    reader, other = Reader(), Reader()
+    worker.submit(turn(stop=("x",)), reader)
+    failure = reader.next()
+    assert isinstance(failure, Failure)
+    assert "no stop strings" in str(failure.error)
+    worker.submit(Inspect(), other)
+    assert other.next() == Count(0)
+
+
+def test_a_sink_that_raises_cancels_its_task_only(worker: Worker, service: CountingService) -> None:
+    def broken(event: Event) -> None:
+        raise RuntimeError("nobody listens")
+
+    worker.submit(turn(), broken)
+    service.permissions.release(100)
+    reader = Reader()
+    worker.submit(Inspect(), reader)
+    assert isinstance(reader.next(), Count)
+    worker.submit(Inspect(), reader)
+    reader.next()
+    assert service.num_steps <= 2
+
+
+def test_close_fails_what_runs_and_what_waits(worker: Worker, service: CountingService) -> None:
+    readers = [Reader(), Reader(), Reader()]
+    worker.submit(turn(), readers[0])
+    service.permissions.release()
+    readers[0].next()
+    for reader in readers[1:]:
+        worker.submit(turn(), reader)
+    worker.close()
+    for reader in readers:
+        failure = reader.next()
+        assert isinstance(failure, Failure)
+        assert "closed" in str(failure.error)
+    assert service.is_closed
+    assert not worker.is_usable
+    with pytest.raises(ConfigurationError, match="closed"):
+        worker.submit(Inspect(), readers[0])
+
+
+def test_a_turn_that_ended_before_close_is_not_failed(
+    worker: Worker, service: CountingService
+) -> None:
+    reader = Reader()
+    from dlite_agent.config import SamplingParams
+
+    def sink(event: Event) -> None:
+        reader(event)
+        if isinstance(event, GenerationChunk) and event.finish_reason:
+            worker._state = "closed"  # the worst moment: answered, not finished
+
+    worker.submit(turn(sampling=SamplingParams(max_tokens=1)), sink)
+    service.permissions.release()
+    reader.next()
+    assert reader.next() == GenerationChunk(finish_reason="stop")
+    assert reader.next() == Finished()
+
+
+def test_close_may_be_called_by_the_worker_itself(worker: Worker, service: CountingService) -> None:
+    reader = Reader()
+
+    def sink(event: Event) -> None:
+        worker.close()
+        reader(event)
+
+    worker.submit(Inspect(), sink)
+    assert reader.next() == Count(0)
+    assert reader.next() == Finished()
+    worker.close()
+    assert service.is_closed
+
+
+@pytest.mark.parametrize("error", [ConfigurationError("no"), OSError(28, "No space left")])
+def test_an_error_of_loading_is_kept(error: Exception) -> None:
+    go_on = threading.Event()
+
+    def load(progress: Progress) -> CountingService:
+        go_on.wait(10)
+        raise error
+
+    worker = Worker(load, name="broken", max_queue=2)
+    reader = Reader()
+    worker.submit(Inspect(), reader)
+    go_on.set()
+    failure = reader.next()
+    assert isinstance(failure, Failure)
+    assert type(failure.error) is type(error)
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            worker.wait_ready()
+    with pytest.raises(type(error)):
+        worker.submit(Inspect(), reader)
+    assert not worker.is_usable
+    worker.close()
+    with pytest.raises(type(error)):
+        worker.wait_ready()
+
+
+def test_a_worker_that_was_closed_unused_stays_closed() -> None:
+    worker = Worker(lambda progress: CountingService(), name="unused", max_queue=1)
+    worker.close()
+    worker.start()
+    assert worker._thread is None
+    sink: Sink = Reader()
+    with pytest.raises(ConfigurationError, match="closed"):
+        worker.submit(Inspect(), sink)
+    with pytest.raises(ConfigurationError, match="closed"):
+        worker.wait_ready()
