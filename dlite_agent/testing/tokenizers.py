@@ -67,40 +67,45 @@ class ByteTokenizer:
         opens the answer with an empty thought.
         """
         rest = list(messages)
-        system = str(rest.pop(0)["content"]) if rest and rest[0]["role"] == "system" else ""
+        head = [_content(rest.pop(0))] if rest and rest[0]["role"] == "system" else []
         if tools:
             listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-            system = f"{system}\n\n# Tools\n\n<tools>\n{listed}\n</tools>".lstrip()
-        text = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
+            head.append(f"# Tools\n\n<tools>\n{listed}\n</tools>")
+        text = "<|im_start|>system\n{}<|im_end|>\n".format("\n\n".join(head)) if head else ""
         last_user = max((i for i, m in enumerate(rest) if m["role"] == "user"), default=-1)
         roles = [None, *(message["role"] for message in rest), None]
         for i, message in enumerate(rest):
             if message["role"] == "tool":
                 text += "" if roles[i] == "tool" else "<|im_start|>user"
-                text += f"\n<tool_response>\n{message['content']}\n</tool_response>"
+                text += f"\n<tool_response>\n{_content(message)}\n</tool_response>"
                 text += "" if roles[i + 2] == "tool" else "<|im_end|>\n"
             else:
-                body = _assistant(message, i > last_user) if message["role"] == "assistant" else ""
-                text += f"<|im_start|>{message['role']}\n{body or message['content']}<|im_end|>\n"
+                is_answer = message["role"] == "assistant"
+                body = _assistant(message, i > last_user) if is_answer else _content(message)
+                text += f"<|im_start|>{message['role']}\n{body}<|im_end|>\n"
         if add_generation_prompt:
             text += "<|im_start|>assistant\n"
             text += "<think>\n\n</think>\n\n" if variables.get("enable_thinking") is False else ""
         return text
 
 
+def _content(message: dict[str, JSON]) -> str:
+    return str(message.get("content") or "")
+
+
 def _assistant(message: dict[str, JSON], keeps_thoughts: bool) -> str:
-    text = str(message.get("content") or "")
+    text = content = _content(message)
     reasoning = message.get("reasoning_content")
     if reasoning and keeps_thoughts:
         text = f"<think>\n{str(reasoning).strip()}\n</think>\n\n{text}"
     calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else []:
+    for number, call in enumerate(calls if isinstance(calls, list) else []):
         function = call["function"] if isinstance(call, dict) else None
         assert isinstance(function, dict), "a call has a function"
         arguments = function["arguments"]
         if not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         name = json.dumps(function["name"], ensure_ascii=False)
-        text += "\n" if text else ""
+        text += "\n" if content or number else ""
         text += f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>'
     return text
