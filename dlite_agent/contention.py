@@ -16,7 +16,7 @@ __all__ = ["ContentionMeter"]
 
 _MIN_WAIT_SHARE = 1 / 3  # a step that waits for a third of its time is 1.5 times slower
 _TRIAL_CPU_INTERVALS = 2
-_TRIAL_WALL_INTERVALS = 40
+_TRIAL_WALL_INTERVALS = 200
 _TRIAL_WAITS = 2
 
 
