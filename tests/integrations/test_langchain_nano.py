@@ -1,0 +1,122 @@
+"""LangChain's own integration suite, answered by nano: real weights, real decoding, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.tools import BaseTool
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from dlite_agent import ChatDLite, Engine, UnsupportedParameterError
+
+Detail = Literal[
+    "audio_input",
+    "audio_output",
+    "reasoning_output",
+    "cache_read_input",
+    "cache_creation_input",
+]
+
+forced = pytest.mark.xfail(
+    reason='asks for tool_choice="any": no constrained decoding yet',
+    raises=UnsupportedParameterError,
+)
+not_frozen = pytest.mark.xfail(reason="nano is still in training", strict=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_engine_is_left() -> Iterator[None]:
+    yield
+    Engine.close_all()
+
+
+class TestNano(ChatModelIntegrationTests):
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatDLite
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "nano", "temperature": 0, "max_tokens": 64, "enable_thinking": False}
+
+    @property
+    def standard_chat_model_params(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def has_tool_choice(self) -> bool:
+        return False
+
+    @property
+    def has_structured_output(self) -> bool:
+        return False
+
+    @property
+    def supported_usage_metadata_details(
+        self,
+    ) -> dict[Literal["invoke", "stream"], list[Detail]]:
+        return {
+            "invoke": ["cache_read_input", "reasoning_output"],
+            "stream": ["cache_read_input", "reasoning_output"],
+        }
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        model = self.chat_model_class(**self.chat_model_params)
+        messages: list[Any] = [HumanMessage("Name the four seasons of the year, please.")]
+        messages += [model.invoke(messages), HumanMessage("And the months?")]
+        return _ask(model, messages, stream=stream)
+
+    def invoke_with_reasoning_output(self, *, stream: bool = False) -> AIMessage:
+        params = {**self.chat_model_params, "enable_thinking": True, "max_tokens": 256}
+        return _ask(self.chat_model_class(**params), [HumanMessage("Hello")], stream=stream)
+
+    @pytest.mark.xfail(
+        reason="stop strings are not supported yet", raises=UnsupportedParameterError
+    )
+    def test_stop_sequence(self, model: BaseChatModel) -> None:
+        super().test_stop_sequence(model)
+
+    @forced
+    def test_structured_few_shot_examples(
+        self, model: BaseChatModel, my_adder_tool: BaseTool
+    ) -> None:
+        super().test_structured_few_shot_examples(model, my_adder_tool)
+
+    @forced
+    def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:  # type: ignore[override]
+        super().test_unicode_tool_call_integration(model)
+
+    @not_frozen
+    def test_tool_calling(self, model: BaseChatModel) -> None:
+        super().test_tool_calling(model)
+
+    @not_frozen
+    async def test_tool_calling_async(self, model: BaseChatModel) -> None:
+        await super().test_tool_calling_async(model)
+
+    @not_frozen
+    def test_bind_runnables_as_tools(self, model: BaseChatModel) -> None:
+        super().test_bind_runnables_as_tools(model)
+
+    @not_frozen
+    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
+        super().test_tool_calling_with_no_arguments(model)
+
+    @not_frozen
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+
+def _ask(model: BaseChatModel, messages: list[Any], *, stream: bool) -> AIMessage:
+    if not stream:
+        return model.invoke(messages)
+    chunks = list(model.stream(messages))
+    message = chunks[0]
+    for chunk in chunks[1:]:
+        message += chunk
+    assert isinstance(message, AIMessageChunk)
+    return message
