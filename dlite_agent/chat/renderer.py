@@ -100,8 +100,7 @@ class Renderer:
 
     Args:
         tokenizer: The vocabulary and the template.
-        max_cache_bytes: Budget for remembered segments, counted as 4 bytes a token and 4 bytes a
-            character.
+        max_cache_bytes: Budget for remembered segments: 4 bytes a token and a character, 256 each.
 
     Attributes:
         traits: What was found out about the template.
@@ -194,9 +193,10 @@ class Renderer:
         for index in sorted(call.spliced):
             place = marked.text.find(marked.sentinels.mark_of(index), cursor)
             header = marked.text.rfind(self.traits.header, cursor, max(place, 0))
-            stop = marked.text.find(self.traits.closer, place)
-            if min(place, header, stop) >= 0:
-                regions[index] = (header + len(self.traits.header), stop)
+            start = header + len(self.traits.header)
+            stop = marked.text.find(self.traits.closer, start)
+            if min(place, header) >= 0 and stop > place:
+                regions[index] = (start, stop)
                 cursor = stop
         return marked, regions
 

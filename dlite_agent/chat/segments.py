@@ -18,7 +18,8 @@ from dlite_agent.chat.untrusted import Guard, Sentinels
 
 __all__ = ["EncodedText", "SegmentEncoder", "well_formed"]
 
-_ITEM_BYTES = 4  # of a token id and, roughly, of a character
+_ITEM_BYTES = 4  # of a token id, and about those of a character
+_ENTRY_BYTES = 256  # of a remembered segment beside its items
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class SegmentEncoder:
     Args:
         tokenizer: Encodes segments that are not known yet.
         guard: Knows the control tokens.
-        max_bytes: Budget of the memory, counted as 4 bytes a token and 4 bytes a character.
+        max_bytes: Budget of the memory: 4 bytes a token and a character, 256 a segment.
 
     Attributes:
         num_encoded_chars: Characters encoded since construction: the work that was not saved.
@@ -129,4 +130,4 @@ def well_formed(text: str) -> str:
 
 
 def _num_bytes(text: str, ids: Sequence[int]) -> int:
-    return _ITEM_BYTES * (len(text) + len(ids))
+    return _ENTRY_BYTES + _ITEM_BYTES * (len(text) + len(ids))

@@ -21,6 +21,7 @@ class JinjaTokenizer(ByteTokenizer):
         messages: list[dict[str, JSON]],
         tools: list[dict[str, JSON]] | None,
         add_generation_prompt: bool,
+        /,
         **variables: JSON,
     ) -> str:
         def refuse(message: str) -> None:

@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import dlite_agent
 from dlite_agent.chat.messages import Message, ToolCall, ToolSpec
 from dlite_agent.chat.openai_format import messages_from_openai, tools_from_openai
 from dlite_agent.chat.renderer import RenderedPrompt, Renderer
 from dlite_agent.chat.template import template_messages, template_tools
 from dlite_agent.testing import ByteTokenizer
-from dlite_agent.tokenizer import CheckpointTokenizer
+from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
 GOLDEN: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "golden_conversations.json").read_text()
 )
 
 
+NANO = Path(dlite_agent.__file__).parent / "nano" / "assets"
 BASH = ToolSpec("bash", "Run it.", {"type": "object", "properties": {"cmd": {"type": "string"}}})
 
 
@@ -66,6 +70,67 @@ def test_rendering_equals_apply_chat_template(
         messages, tools, template_kwargs=variables, add_generation_prompt=has_prompt
     )
     assert again == prompt
+
+
+def test_the_embedded_checkpoint_renders_the_golden_set_too() -> None:
+    from transformers import AutoTokenizer
+
+    nano = Renderer(load_tokenizer(str(NANO)))
+    oracle = AutoTokenizer.from_pretrained(str(NANO))
+    for golden in GOLDEN:
+        messages = messages_from_openai(golden["messages"])
+        tools = tools_from_openai(golden.get("tools"))
+        variables = golden.get("template_kwargs", {})
+        has_prompt = golden.get("add_generation_prompt", True)
+        prompt = nano.render(
+            messages, tools, template_kwargs=variables, add_generation_prompt=has_prompt
+        )
+        expected = oracle.apply_chat_template(
+            template_messages(messages),
+            tools=template_tools(tools),
+            add_generation_prompt=has_prompt,
+            return_dict=False,
+            **variables,
+        )
+        assert list(prompt.token_ids) == expected, golden["name"]
+        assert prompt.notes == ()
+
+
+# Halves of control tokens, but no whole one in any order.
+_HALVES = st.sampled_from("a Z 7 é 😀 中 < > | 's </ <|im_ thin { \" \\ <tool_ respons".split(" "))
+_SPACES = st.sampled_from([" ", "  ", "\n", "\r\n", "\t", "\x00", "\u2028"])
+_MARKS = st.sampled_from(["e\u0301", "\u0301", "\U000f0000", "def f(x):\n    "])
+_TEXT = st.lists(_HALVES | _SPACES | _MARKS, max_size=8).map("".join)
+_CALL = st.builds(
+    ToolCall, _TEXT, st.dictionaries(_TEXT, _TEXT | st.integers() | st.none(), max_size=2)
+)
+_MESSAGE = st.one_of(
+    st.builds(Message, st.sampled_from(["system", "user", "tool"]), _TEXT),
+    st.builds(
+        Message,
+        st.just("assistant"),
+        _TEXT,
+        reasoning=st.none() | _TEXT,
+        tool_calls=st.lists(_CALL, max_size=2).map(tuple),
+    ),
+)
+
+
+@settings(max_examples=150)
+@given(messages=st.lists(_MESSAGE, min_size=1, max_size=6), description=_TEXT)
+def test_any_conversation_equals_apply_chat_template(
+    qwen3_renderer: Renderer, oracle: Any, messages: list[Message], description: str
+) -> None:
+    tools = [ToolSpec("bash", description, {"type": "object", "title": description})]
+    prompt = qwen3_renderer.render(messages, tools)
+    expected = oracle.apply_chat_template(
+        template_messages(messages),
+        tools=template_tools(tools),
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    assert list(prompt.token_ids) == expected
+    assert prompt.notes == ()
 
 
 def _is_plain(message: dict[str, Any]) -> bool:

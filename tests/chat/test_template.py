@@ -66,6 +66,16 @@ def test_template_that_drops_a_turn_does_not_splice_it() -> None:
     assert "message 1" in prompt.notes[0]
 
 
+def test_turn_without_a_header_of_its_own_is_not_spliced() -> None:
+    calls_only = "{% if m.tool_calls %}{{ m.content }}<|im_end|>{% else %}" + TURN + "{% endif %}"
+    renderer = Renderer(JinjaTokenizer(LOOP.replace(TURN, calls_only) + PROMPT))
+    call = Message("assistant", "b", tool_calls=(ToolCall("f", {}),))
+    messages = [Message("user", "q"), Message("assistant", "a"), Message("user", "r"), call]
+    prompt = renderer.render(messages, splices={3: [65]})
+    assert prompt.spliced == frozenset()
+    assert prompt.token_ids == renderer.render(messages).token_ids
+
+
 def test_template_that_repeats_contents_keeps_the_first_place() -> None:
     renderer = Renderer(
         JinjaTokenizer(LOOP.replace("<|im_end|>", " {{ m.content }}<|im_end|>") + PROMPT)

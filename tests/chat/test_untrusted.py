@@ -110,6 +110,7 @@ class _AngleTokenizer(ByteTokenizer):
         messages: list[dict[str, JSON]],
         tools: list[dict[str, JSON]] | None,
         add_generation_prompt: bool,
+        /,
         **variables: JSON,
     ) -> str:
         text = super().apply_template(messages, None, add_generation_prompt)
