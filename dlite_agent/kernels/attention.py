@@ -1,13 +1,15 @@
 """Grouped-query attention over a list of spans, without ever repeating keys or values.
 
 The G query heads that share a kv head are folded into rows: q `[K, G·M, D]` against k `[K, S, D]`,
-rows ordered (g, m). Which way a shape takes is decided by `choose_path` from measurements (`python
--m dlite_agent.bench.attention`):
+rows ordered (g, m). How a shape is computed is decided once per forward by `plan_attention`, from
+measurements that `python -m dlite_agent.bench.attention` repeats:
 
-- `matmul`: scores of all spans side by side, one softmax, one product per span. Best for few rows.
-- `flash`: torch's CPU flash attention for what all rows see, which returns the log-sum-exp; two
-  plain products for the queries' own rows, which need a mask; merged. Best, and the only one with
-  bounded memory, for a prefill chunk behind a long history.
+- `matmul`: scores of all spans side by side, one softmax, one product a span. float32 and float64
+  on a CPU, as long as the scores stay small: twice as fast as flash attention for one row.
+- `flash`: torch's CPU flash attention for every span, merged by the log-sum-exp that it returns.
+  All bfloat16 (a plain bf16 product re-orders the keys at every call and rounds the scores), and
+  prefill chunks behind a long history, whose scores would not fit the cache.
+- `blocks`: the same merge with plain products over blocks of columns, on other devices.
 
 Softmax statistics are float32 (float64 for float64 inputs) on every path.
 """
@@ -15,77 +17,86 @@ Softmax statistics are float32 (float64 for float64 inputs) on every path.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-__all__ = [
-    "AttentionPath",
-    "attend",
-    "attend_flash",
-    "attend_matmul",
-    "choose_path",
-    "merge_partials",
-]
+__all__ = ["AttentionPath", "AttentionPlan", "attend", "merge_partials", "plan_attention"]
 
-AttentionPath = Literal["matmul", "flash"]
+AttentionPath = Literal["matmul", "flash", "blocks"]
 KeysValues = tuple[Tensor, Tensor]
 
-_MAX_MATMUL_ROWS = 32  # queries; more take the flash path when the history is long
+_MAX_MASKED_ROWS = 32  # up to here one masked flash call beats two calls and a merge
+_MAX_SCORES = 16 * 2**20  # elements; more do not pay even for few rows
+_MAX_SCORES_MANY_ROWS = 2 * 2**20  # elements, from 64 rows on
+_BLOCK_COLUMNS = 4096
 
 
-def attend(q: Tensor, spans: Sequence[KeysValues], *, causal_tail: int) -> Tensor:
-    """Softmax(q·kᵀ / √D)·v of M queries whose own rows are the last of the cache.
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """How one forward's attention is computed; the same for all of its layers.
+
+    Attributes:
+        path: See the module's docstring.
+        num_rows: M queries; the last M cached rows are their own.
+        mask: Added to the scores of the last columns, 0 or -inf; None for one row. [M, M] on the
+            `matmul` path, else [G·M, columns of the last part].
+        is_tail_apart: The queries' own rows are a part of their own, behind the full spans.
+    """
+
+    path: AttentionPath
+    num_rows: int
+    mask: Tensor | None
+    is_tail_apart: bool
+
+
+def plan_attention(
+    query_shape: tuple[int, int, int], span_rows: Sequence[int], like: Tensor
+) -> AttentionPlan:
+    """Choose the path and make the mask.
 
     Args:
-        q: [M, H, D].
-        spans: Keys and values [K, S_i, D] each, in the order of positions; H is a multiple G of K.
-        causal_tail: M. The last M cached rows are the queries' own: row i of the tail is seen by
-            queries i, i + 1, …; all rows before the tail are seen by every query.
+        query_shape: M, H, K: query rows, query heads, kv heads.
+        span_rows: Cached rows of each span; their sum is at least M.
+        like: Any tensor of the type and on the device of the queries.
+    """
+    num_rows, num_heads, num_kv_heads = query_shape
+    path = _choose_path(num_rows, num_heads * num_rows * sum(span_rows), like)
+    if num_rows == 1:
+        return AttentionPlan(path, 1, None, is_tail_apart=False)
+    if path == "matmul":
+        return AttentionPlan(path, num_rows, _causal_mask(num_rows, num_rows, like), False)
+    is_apart = num_rows > _MAX_MASKED_ROWS or path == "blocks" or span_rows[-1] < num_rows
+    columns = num_rows if is_apart else span_rows[-1]
+    mask = _causal_mask(num_rows, columns, like).repeat(num_heads // num_kv_heads, 1)
+    return AttentionPlan(path, num_rows, mask, is_apart)
+
+
+def attend(q: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tensor:
+    """Softmax(q·kᵀ)·v of M queries whose own rows are the last of the cache.
+
+    Row i of the last M cached ones is seen by queries i, i + 1, …; all rows before by every query.
+
+    Args:
+        q: [M, H, D], already scaled by 1/√D; cast to the type of the keys.
+        spans: Keys and values [K, S_i, D] each, in the order of positions; H is a multiple of K.
+        plan: Made for these shapes.
 
     Returns:
-        [M, H, D] in the type of `q`.
+        [M, H·D] in the type of the keys.
     """
-    num_rows, num_heads, head_dim = q.shape
-    num_kv_heads = spans[0][0].shape[0]
-    assert causal_tail == num_rows, "the tail is the queries' own rows"
-    grouped = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    folded = grouped.permute(1, 2, 0, 3).reshape(num_kv_heads, -1, head_dim)  # [K, G·M, D]
-    num_cached = sum(keys.shape[1] for keys, _ in spans)
-    if choose_path(num_rows, num_cached, q.device) == "matmul":
-        out = attend_matmul(folded, spans, num_rows)
+    num_rows, _, head_dim = q.shape
+    keys = spans[0][0]
+    folded = _fold(q, keys.shape[0], keys.dtype)
+    if plan.path == "matmul":
+        out = _attend_matmul(folded, spans, plan)
     else:
-        out = attend_flash(folded, spans, num_rows)
-    return (
-        out.view(num_kv_heads, -1, num_rows, head_dim)
-        .permute(2, 0, 1, 3)
-        .reshape(num_rows, num_heads, head_dim)
-    )
-
-
-def choose_path(num_rows: int, num_cached: int, device: torch.device) -> AttentionPath:
-    """The faster path for M rows against S cached ones (docs/benchmarks/attention.csv)."""
-    if device.type == "cpu" and num_rows > _MAX_MATMUL_ROWS and num_cached >= 2 * num_rows:
-        return "flash"
-    return "matmul"
-
-
-def attend_matmul(folded: Tensor, spans: Sequence[KeysValues], num_rows: int) -> Tensor:
-    """Scores of all spans side by side, one softmax. `folded` and the result are [K, G·M, D]."""
-    scores = _joined_scores(folded, spans)
-    if num_rows > 1:
-        _mask_tail(scores, num_rows)
-    weights = scores.softmax(dim=-1, dtype=_statistics(folded.dtype))
-    return _weighted_values(weights.to(folded.dtype), spans)
-
-
-def attend_flash(folded: Tensor, spans: Sequence[KeysValues], num_rows: int) -> Tensor:
-    """Flash attention before the tail, two products for the tail, merged; [K, G·M, D]."""
-    before, tail = _split_tail(spans, num_rows)
-    partials = [_flash_partial(folded, keys, values) for keys, values in before]
-    partials.append(_tail_partial(folded, tail, num_rows))
-    return merge_partials(partials).to(folded.dtype)
+        out = _attend_parts(folded, spans, plan)
+    if num_rows == 1:
+        return out.view(1, -1)
+    return out.view(keys.shape[0], -1, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, -1)
 
 
 def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -100,75 +111,108 @@ def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """
     if len(partials) == 1:
         return partials[0][0]
-    weights = (
-        torch.stack([lse for _, lse in partials]).softmax(dim=0).unsqueeze(-1)
-    )  # [spans, K, R, 1]
-    merged = partials[0][0].to(weights.dtype) * weights[0]
+    weights = torch.stack([lse for _, lse in partials]).softmax(dim=0).unsqueeze(-1)
+    merged = partials[0][0].to(weights.dtype) * weights[0]  # [K, R, D]
     for (out, _), weight in zip(partials[1:], weights[1:], strict=True):
-        merged = merged.addcmul_(out.to(weights.dtype), weight)
+        merged.addcmul_(out.to(weights.dtype), weight)
     return merged
 
 
-def _joined_scores(folded: Tensor, spans: Sequence[KeysValues]) -> Tensor:
-    """q·kᵀ/√D, [K, R, S]."""
-    query = folded * folded.shape[-1] ** -0.5
-    parts = [torch.bmm(query, keys.transpose(1, 2)) for keys, _ in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+def _choose_path(num_rows: int, num_scores: int, like: Tensor) -> AttentionPath:
+    limit = _MAX_SCORES_MANY_ROWS if num_rows >= 64 else _MAX_SCORES
+    if like.device.type != "cpu":
+        return "matmul" if num_scores <= limit else "blocks"
+    return "flash" if like.dtype == torch.bfloat16 or num_scores > limit else "matmul"
 
 
-def _mask_tail(scores: Tensor, num_rows: int) -> None:
-    """Hide, in place, what the queries must not see of the last M columns of [K, G·M, S]."""
-    tail = scores.view(scores.shape[0], -1, num_rows, scores.shape[-1])[
-        ..., -num_rows:
-    ]  # [K, G, M, M]
-    hidden = torch.ones(num_rows, num_rows, dtype=torch.bool, device=scores.device).triu_(1)
-    tail.masked_fill_(hidden, float("-inf"))
+def _fold(q: Tensor, num_kv_heads: int, dtype: torch.dtype) -> Tensor:
+    """[M, H, D] to [K, G·M, D], in the type of the keys."""
+    num_rows, num_heads, head_dim = q.shape
+    num_groups = num_heads // num_kv_heads
+    if num_rows == 1:
+        return q.reshape(num_kv_heads, num_groups, head_dim).to(dtype)
+    folded = q.new_empty((num_kv_heads, num_groups, num_rows, head_dim), dtype=dtype)
+    folded.copy_(q.view(num_rows, num_kv_heads, num_groups, head_dim).permute(1, 2, 0, 3))
+    return folded.view(num_kv_heads, -1, head_dim)
 
 
-def _weighted_values(weights: Tensor, spans: Sequence[KeysValues]) -> Tensor:
-    """Σ over spans of weights·v, [K, R, D]."""
+def _causal_mask(num_rows: int, columns: int, like: Tensor) -> Tensor:
+    """[M, columns]: 0 where query i may see, -inf in the last M columns behind its own."""
+    mask = like.new_full((num_rows, columns), float("-inf"))
+    return mask.triu_(columns - num_rows + 1)
+
+
+def _attend_matmul(folded: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tensor:
+    parts = [torch.bmm(folded, keys.transpose(1, 2)) for keys, _ in spans]
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)  # [K, G·M, S]
+    if plan.mask is not None:
+        num_rows = plan.num_rows
+        by_row = scores.view(scores.shape[0], -1, num_rows, scores.shape[-1])  # [K, G, M, S]
+        by_row.narrow(3, scores.shape[-1] - num_rows, num_rows).add_(plan.mask)
+    weights = scores.softmax(dim=-1, dtype=_statistics(scores.dtype)).to(folded.dtype)
     if len(spans) == 1:
         return torch.bmm(weights, spans[0][1])
-    parts = torch.split(weights, [values.shape[1] for _, values in spans], dim=-1)
-    out = torch.bmm(parts[0], spans[0][1])
-    for part, (_, values) in zip(parts[1:], spans[1:], strict=True):
-        out.baddbmm_(part, values)
+    shares = torch.split(weights, [values.shape[1] for _, values in spans], dim=-1)
+    out = torch.bmm(shares[0], spans[0][1])
+    for share, (_, values) in zip(shares[1:], spans[1:], strict=True):
+        out.baddbmm_(share, values)
     return out
 
 
-def _split_tail(
-    spans: Sequence[KeysValues], num_rows: int
-) -> tuple[list[KeysValues], list[KeysValues]]:
-    """Cut the last M cached rows off: (spans before, spans of the tail), both in order."""
-    before = list(spans)
+def _attend_parts(folded: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tensor:
+    parts = _split_tail(spans, plan.num_rows) if plan.is_tail_apart else list(spans)
+    *full, (last_keys, last_values) = parts
+    if plan.path == "flash":
+        partials = [_flash_partial(folded, keys, values, None) for keys, values in full]
+        partials.append(_flash_partial(folded, last_keys, last_values, plan.mask))
+    else:
+        partials = [
+            _plain_partial(folded, block_keys, block_values, None)
+            for keys, values in full
+            for block_keys, block_values in zip(
+                keys.split(_BLOCK_COLUMNS, 1), values.split(_BLOCK_COLUMNS, 1), strict=True
+            )
+        ]
+        partials.append(_plain_partial(folded, last_keys, last_values, plan.mask))
+    return merge_partials(partials).to(folded.dtype)
+
+
+def _split_tail(spans: Sequence[KeysValues], num_rows: int) -> list[KeysValues]:
+    """Spans without the last M cached rows, then those rows as one part."""
+    full = list(spans)
     tail: list[KeysValues] = []
     missing = num_rows
     while missing > 0:
-        keys, values = before.pop()
+        keys, values = full.pop()
         rest = keys.shape[1] - missing
         if rest > 0:
-            before.append((keys[:, :rest], values[:, :rest]))
+            full.append((keys[:, :rest], values[:, :rest]))
             keys, values = keys[:, rest:], values[:, rest:]
         tail.insert(0, (keys, values))
         missing -= keys.shape[1]
-    return before, tail
+    if len(tail) > 1:  # the queries' own rows lie in two runs of pages
+        tail = [(torch.cat([k for k, _ in tail], dim=1), torch.cat([v for _, v in tail], dim=1))]
+    return full + tail
 
 
-def _flash_partial(folded: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def _flash_partial(
+    folded: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        folded[None], keys[None], values[None]
+        folded.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=1.0
     )
     return out[0], lse[0]
 
 
-def _tail_partial(
-    folded: Tensor, tail: Sequence[KeysValues], num_rows: int
+def _plain_partial(
+    folded: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    scores = _joined_scores(folded, tail).to(_statistics(folded.dtype))
-    _mask_tail(scores, num_rows)
+    scores = torch.bmm(folded, keys.transpose(1, 2)).to(_statistics(folded.dtype))
+    if mask is not None:
+        scores += mask
     lse = scores.logsumexp(dim=-1)
-    weights = (scores - lse.unsqueeze(-1)).exp_()
-    return _weighted_values(weights.to(folded.dtype), tail), lse
+    weights = scores.sub_(lse.unsqueeze(-1)).exp_()
+    return torch.bmm(weights.to(folded.dtype), values), lse
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:

@@ -171,7 +171,6 @@ class HubSource:
     def _download(self, file_name: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.constants import HF_HUB_CACHE
-        from huggingface_hub.errors import HTTPError  # of its own HTTP client
 
         cached = self._cached(file_name)
         if cached is not None:
@@ -180,7 +179,7 @@ class HubSource:
             path = hf_hub_download(
                 self.name, file_name, revision=self.revision, etag_timeout=_CONNECT_TIMEOUT_S
             )
-        except (OSError, HTTPError) as error:
+        except _network_errors() as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise _disk_error(
                     self.name, f"no space left in {HF_HUB_CACHE!r} for {file_name!r}"
@@ -192,7 +191,7 @@ class HubSource:
 def _open_hub(name: str, revision: str | None) -> CheckpointSource:
     """Ask the hub, or its cache when it cannot be reached. One request, no retries."""
     from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError, HTTPError  # of its own HTTP client
+    from huggingface_hub.errors import HFValidationError
 
     try:
         info = HfApi().model_info(
@@ -202,7 +201,7 @@ def _open_hub(name: str, revision: str | None) -> CheckpointSource:
         raise ModelNotFoundError(
             f"{name!r} is neither a folder nor a hub name ({error}); {_OFFLINE_ADVICE}"
         ) from error
-    except (OSError, HTTPError) as error:
+    except _network_errors() as error:
         cached = try_to_load_from_cache(name, "config.json", revision=revision)
         if isinstance(cached, str):
             logger.warning("hub unreachable, using the cache model=%s error=%s", name, error)
@@ -210,6 +209,13 @@ def _open_hub(name: str, revision: str | None) -> CheckpointSource:
         raise _hub_error(name, revision, error) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
     return HubSource(name, info.sha or revision or "main", sizes)
+
+
+def _network_errors() -> tuple[type[Exception], ...]:
+    """OSError, which the hub's own errors are, and the base of its HTTP client's, which they are not."""
+    from huggingface_hub import errors
+
+    return (OSError, errors.HTTPError)  # type: ignore[attr-defined]  # not listed as public
 
 
 def _hub_error(name: str, revision: str | None, error: Exception) -> ModelNotFoundError:

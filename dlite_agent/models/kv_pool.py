@@ -15,6 +15,7 @@ it back; single pages are only reused.
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -36,6 +37,13 @@ class Span(NamedTuple):
 
     keys: Tensor
     values: Tensor
+
+
+class RunViews(NamedTuple):
+    """Keys and values of a contiguous run of rows, one view [K, S, D] a layer."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
 
 class KVPool:
@@ -68,18 +76,17 @@ class KVPool:
                 f"max_kv_bytes is {max_bytes!r}, but one page of {PAGE_ROWS} tokens takes "
                 f"{self.page_bytes} bytes; raise max_kv_bytes"
             )
-        shape = (2, config.num_kv_heads, self.num_pages * PAGE_ROWS, config.head_dim)
+        rows = self.num_pages * PAGE_ROWS
+        shape = (config.num_layers, 2, config.num_kv_heads, rows, config.head_dim)
         try:
-            layers = [
-                torch.empty(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-            ]
+            memory = torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError as error:  # what torch's allocators raise
             raise ConfigurationError(
                 f"cannot reserve max_kv_bytes={max_bytes!r} on {str(device)!r}: {error}; lower "
                 "max_kv_bytes"
             ) from error
-        self.keys: list[Tensor] = [layer[0] for layer in layers]  # L times [K, P, D]
-        self.values: list[Tensor] = [layer[1] for layer in layers]
+        self._keys, self._values = memory.unbind(1)  # [L, K, P, D]
+        self._caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._references = np.zeros(self.num_pages, dtype=np.int32)
         self._num_used = 0
         self.is_closed = False
@@ -108,12 +115,15 @@ class KVPool:
     def new_cache(self) -> KVCache:
         """An empty cache; takes no page until it is written to."""
         self._check_open()
-        return KVCache(self)
+        cache = KVCache(self)
+        self._caches.add(cache)
+        return cache
 
     def close(self) -> None:
-        """Give the memory back. Caches of this pool must not be used any more. Idempotent."""
-        self.keys = []
-        self.values = []
+        """Give all memory back and empty every cache. Idempotent."""
+        for cache in list(self._caches):
+            cache.release()
+        self._keys = self._values = torch.empty(0)
         self.is_closed = True
 
     def num_references(self, page: int) -> int:
@@ -154,7 +164,7 @@ class KVPool:
 
     def drop(self, pages: list[int]) -> None:
         """Take a reference from each page; pages without any are free."""
-        if not pages or self.is_closed:
+        if not pages:
             return
         self._references[pages] -= 1
         assert int(self._references[pages].min()) >= 0, "a page was dropped twice"
@@ -163,8 +173,13 @@ class KVPool:
     def copy_rows(self, source_page: int, target_page: int, count: int) -> None:
         """Copy the first `count` rows of a page to another, all layers."""
         source, target = source_page * PAGE_ROWS, target_page * PAGE_ROWS
-        for layer in (*self.keys, *self.values):
-            layer[:, target : target + count] = layer[:, source : source + count]
+        for memory in (self._keys, self._values):
+            memory.narrow(2, target, count).copy_(memory.narrow(2, source, count))
+
+    def views(self, row: int, count: int) -> RunViews:
+        """Keys and values [K, count, D] of pool rows [row, row + count), by layer."""
+        keys, values = self._keys.narrow(2, row, count), self._values.narrow(2, row, count)
+        return RunViews(keys.unbind(0), values.unbind(0))
 
     def _roomiest_page(self) -> int:
         """Middle of the largest gap, so that the run that ends before the gap can grow too."""
@@ -187,9 +202,9 @@ class KVCache:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._pages: list[int] = []
-        # Contiguous rows as (first row in the pool, count): of all rows, and of the tentative ones.
-        self._runs: list[tuple[int, int]] = []
-        self._slots: list[tuple[int, int]] = []
+        self._page_runs: list[tuple[int, int]] = []  # adjacent pages as (first page, pages)
+        self._views: list[RunViews] = []  # of all rows, tentative ones included
+        self._slots: list[RunViews] = []  # of the tentative rows
         self.length = 0
         self.num_tentative = 0
 
@@ -236,11 +251,12 @@ class KVCache:
             if must_copy:
                 self._pool.copy_rows(self._pages[first_new], new_pages[0], rest)
             self._pool.drop(self._pages[first_new:])
-            self._pages[first_new:] = new_pages
+            self._set_pages(self._pages[:first_new] + new_pages)
         elif num_needed < len(self._pages):
             self._drop_pages(num_needed)
         self.num_tentative = count
-        self._index()
+        self._views = []
+        self._slots = self._make_views(self.length, self.length + count)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Fill the tentative rows of a layer.
@@ -250,25 +266,23 @@ class KVCache:
             keys: [K, Q, D] with Q = `num_tentative`; cast to the pool's type.
             values: [K, Q, D].
         """
-        pool_keys, pool_values = self._pool.keys[layer], self._pool.values[layer]
-        if len(self._slots) == 1:
-            row, count = self._slots[0]
-            pool_keys.narrow(1, row, count).copy_(keys)
-            pool_values.narrow(1, row, count).copy_(values)
-            return
         done = 0
-        for row, count in self._slots:
-            pool_keys.narrow(1, row, count).copy_(keys[:, done : done + count])
-            pool_values.narrow(1, row, count).copy_(values[:, done : done + count])
+        for slot in self._slots:
+            count = slot.keys[layer].shape[1]
+            is_all = count == keys.shape[1]
+            slot.keys[layer].copy_(keys if is_all else keys.narrow(1, done, count))
+            slot.values[layer].copy_(values if is_all else values.narrow(1, done, count))
             done += count
 
     def spans(self, layer: int) -> list[Span]:
         """Keys and values of a layer, tentative rows included, in as few views as possible."""
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        return [
-            Span(keys.narrow(1, row, count), values.narrow(1, row, count))
-            for row, count in self._runs
-        ]
+        if not self._views and self.length + self.num_tentative:
+            self._views = self._make_views(0, self.length + self.num_tentative)
+        return [Span(run.keys[layer], run.values[layer]) for run in self._views]
+
+    def span_rows(self) -> list[int]:
+        """Rows of each span, tentative rows included."""
+        return [count for _, count in self._runs(0, self.length + self.num_tentative)]
 
     def commit(self, count: int) -> None:
         """Keep the first `count` tentative rows and drop the others."""
@@ -292,11 +306,10 @@ class KVCache:
         own = self._pool.take(1, None) if rest else []
         if own:
             self._pool.copy_rows(self._pages[num_full], own[0], rest)
-        other = KVCache(self._pool)
-        other._pages = self._pages[:num_full] + own
         self._pool.share(self._pages[:num_full])
+        other = self._pool.new_cache()
+        other._set_pages(self._pages[:num_full] + own)
         other.length = at
-        other._index()
         return other
 
     def release(self) -> None:
@@ -308,34 +321,38 @@ class KVCache:
         self.num_tentative = 0
         if _num_pages(length) < len(self._pages):
             self._drop_pages(_num_pages(length))
-        self._index()
+        self._views = []
+        self._slots = []
 
     def _drop_pages(self, num_kept: int) -> None:
         self._pool.drop(self._pages[num_kept:])
-        del self._pages[num_kept:]
+        self._set_pages(self._pages[:num_kept])
 
-    def _index(self) -> None:
-        """Note the runs and the tentative slots that the pages and lengths make."""
-        total = self.length + self.num_tentative
-        self._runs = _runs(self._pages, 0, total)
-        self._slots = _runs(self._pages, self.length, total) if self.num_tentative else []
+    def _set_pages(self, pages: list[int]) -> None:
+        self._pages = pages
+        self._page_runs = []
+        for page in pages:
+            first, count = self._page_runs[-1] if self._page_runs else (page, 0)
+            if page == first + count and count:
+                self._page_runs[-1] = (first, count + 1)
+            else:
+                self._page_runs.append((page, 1))
+
+    def _make_views(self, start: int, end: int) -> list[RunViews]:
+        return [self._pool.views(row, count) for row, count in self._runs(start, end)]
+
+    def _runs(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Rows [start, end) of this cache as (first row in the pool, rows)."""
+        runs: list[tuple[int, int]] = []
+        offset = 0  # of the run in this cache
+        for page, num_pages in self._page_runs:
+            rows = num_pages * PAGE_ROWS
+            low, high = max(start, offset), min(end, offset + rows)
+            if low < high:
+                runs.append((page * PAGE_ROWS + low - offset, high - low))
+            offset += rows
+        return runs
 
 
 def _num_pages(rows: int) -> int:
     return -(-rows // PAGE_ROWS)
-
-
-def _runs(pages: list[int], start: int, end: int) -> list[tuple[int, int]]:
-    """Rows [start, end) of a session as (first row in the pool, rows), adjacent pages joined."""
-    runs: list[tuple[int, int]] = []
-    row = start
-    while row < end:
-        number, offset = divmod(row, PAGE_ROWS)
-        count = min(PAGE_ROWS - offset, end - row)
-        place = pages[number] * PAGE_ROWS + offset
-        if runs and sum(runs[-1]) == place:
-            runs[-1] = (runs[-1][0], runs[-1][1] + count)
-        else:
-            runs.append((place, count))
-        row += count
-    return runs

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlite_agent.kernels.attention import attend
+from dlite_agent.kernels.attention import AttentionPlan, attend, plan_attention
+from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
 from dlite_agent.models.kv_pool import KVCache, KVPool
 from dlite_agent.models.linear import Linear, make_linear
@@ -23,13 +24,21 @@ ReadWeight = Callable[[str], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: Tensor  # [E]
+    input_norm: RMSNorm
     qkv: Linear  # E -> (H + 2K)·D
-    head_norms: Tensor  # [H + K, D], of each query and key head
+    head_norm: RMSNorm  # of all query and key heads; queries are scaled by 1/√D
     out: Linear  # H·D -> E
-    ffn_norm: Tensor  # [E]
+    ffn_norm: RMSNorm
     gate_up: Linear  # E -> 2·ffn
     down: Linear  # ffn -> E
+
+
+class _Pass(NamedTuple):
+    """What all layers of one forward share."""
+
+    kv: KVCache
+    rotation: Tensor
+    plan: AttentionPlan
 
 
 def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
@@ -97,7 +106,7 @@ class DenseTransformer:
 
         self._embedding = load("model.embed_tokens.weight").contiguous()
         self._layers = [_load_layer(config, load, layer) for layer in range(config.num_layers)]
-        self._final_norm = load("model.norm.weight")
+        self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
         head = self._embedding if config.tie_word_embeddings else load("lm_head.weight")
         self._head = make_linear(head)
 
@@ -125,60 +134,52 @@ class DenseTransformer:
         """Give weights and KV memory back. The model cannot be used afterwards. Idempotent."""
         self.pool.close()
         self._layers = []
-        self._embedding = self._final_norm = torch.empty(0)
+        self._embedding = torch.empty(0)
         self._head = make_linear(torch.empty(0, 0))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(
         self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Compute Q rows behind `kv.length`; see `TargetModel.forward`."""
-        num_rows = token_ids.shape[0]
+        config, num_rows = self.config, token_ids.shape[0]
         kv.reserve(num_rows)
         rotation = self._rotary.rows(kv.length, num_rows)
         x = functional.embedding(token_ids, self._embedding)  # [Q, E]
+        query_shape = (num_rows, config.num_heads, config.num_kv_heads)
+        plan = plan_attention(query_shape, kv.span_rows(), x)
         tapped: list[Tensor] = []
         for index, layer in enumerate(self._layers):
-            x = self._decoder_layer(layer, index, x, rotation, kv)
+            x = self._decoder_layer(layer, index, x, _Pass(kv, rotation, plan))
             if index in taps:
                 tapped.append(x)
         self.rows_computed += num_rows
         hidden = TargetHidden(torch.stack(tapped), tuple(sorted(set(taps)))) if tapped else None
         return TargetOutput(self._logits(x, logits_for), hidden)
 
-    def _decoder_layer(
-        self, layer: _Layer, index: int, x: Tensor, rotation: Tensor, kv: KVCache
-    ) -> Tensor:
-        config = self.config
-        num_rows, num_heads, num_kv_heads = x.shape[0], config.num_heads, config.num_kv_heads
-        heads = layer.qkv(self._norm(x, layer.input_norm)).view(
-            num_rows, -1, config.head_dim
-        )  # [Q, H + 2K, D]
-        turned = heads[:, : num_heads + num_kv_heads].to(self._wide)
-        turned = (
-            functional.rms_norm(turned, (config.head_dim,), None, config.rms_norm_eps)
-            * layer.head_norms
-        )
-        turned = rotate(turned, rotation)
-        kv.write(
-            index,
-            turned[:, num_heads:].transpose(0, 1),
-            heads[:, num_heads + num_kv_heads :].transpose(0, 1),
-        )
-        mixed = attend(turned[:, :num_heads].to(self.dtype), kv.spans(index), causal_tail=num_rows)
-        x = layer.out.add_to(x, mixed.reshape(num_rows, -1))
-        gate, up = layer.gate_up(self._norm(x, layer.ffn_norm)).chunk(2, dim=-1)
-        return layer.down.add_to(x, functional.silu(gate) * up)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)
+    def _decoder_layer(self, layer: _Layer, index: int, x: Tensor, shared: _Pass) -> Tensor:
+        config, num_rows = self.config, x.shape[0]
+        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
+        heads = layer.qkv(layer.input_norm(x))
+        heads = heads.view(num_rows, -1, config.head_dim)  # [Q, H + 2K, D]
+        turned, values = heads.split_with_sizes([num_heads + num_kv_heads, num_kv_heads], 1)
+        turned = layer.head_norm(turned)
+        q, keys = rotate(turned, shared.rotation).split_with_sizes([num_heads, num_kv_heads], 1)
+        shared.kv.write(index, keys.transpose(0, 1), values.transpose(0, 1))
+        mixed = attend(q, shared.kv.spans(index), shared.plan)
+        x = layer.out.add_to(x, mixed)
+        gate, up = layer.gate_up(layer.ffn_norm(x)).chunk(2, dim=-1)
+        return layer.down.add_to(x, functional.silu(gate).mul_(up))
 
     def _logits(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of some rows of the last residual stream [Q, E]."""
         if not rows:
             return torch.empty(0, self.config.vocab_size, dtype=self._wide, device=self.device)
-        chosen = x if len(rows) == x.shape[0] else x[list(rows)]
-        return self._head(self._norm(chosen, self._final_norm)).to(self._wide)
+        if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+            chosen = x.narrow(0, rows[0], len(rows))
+        else:
+            chosen = x[list(rows)]
+        return self._head(self._final_norm(chosen)).to(self._wide)
 
 
 def _load_layer(config: TargetConfig, load: ReadWeight, index: int) -> _Layer:
@@ -189,25 +190,35 @@ def _load_layer(config: TargetConfig, load: ReadWeight, index: int) -> _Layer:
         weight = load(f"{prefix}self_attn.{name}.weight")
         return weight.view(num_heads, config.head_dim, -1)[:, order].flatten(0, 1)
 
-    qkv = torch.cat(
-        [
-            turned("q_proj", config.num_heads),
-            turned("k_proj", config.num_kv_heads),
-            load(f"{prefix}self_attn.v_proj.weight"),
-        ]
-    )
-    query_norm = load(f"{prefix}self_attn.q_norm.weight")[order].expand(config.num_heads, -1)
-    key_norm = load(f"{prefix}self_attn.k_norm.weight")[order].expand(config.num_kv_heads, -1)
-    gate_up = torch.cat(
-        [load(f"{prefix}mlp.gate_proj.weight"), load(f"{prefix}mlp.up_proj.weight")]
-    )
-    wide = torch.float64 if query_norm.dtype == torch.float64 else torch.float32
+    def norm(name: str) -> RMSNorm:
+        weight = load(f"{prefix}{name}.weight")
+        return RMSNorm(weight, config.rms_norm_eps, weight.dtype)
+
+    query = turned("q_proj", config.num_heads)
+    key = turned("k_proj", config.num_kv_heads)
+    value = load(f"{prefix}self_attn.v_proj.weight")
+    gate, up = load(f"{prefix}mlp.gate_proj.weight"), load(f"{prefix}mlp.up_proj.weight")
     return _Layer(
-        input_norm=load(f"{prefix}input_layernorm.weight"),
-        qkv=make_linear(qkv),
-        head_norms=torch.cat([query_norm, key_norm]).to(wide),
+        input_norm=norm("input_layernorm"),
+        qkv=make_linear(torch.cat([query, key, value])),
+        head_norm=_load_head_norm(config, load, index),
         out=make_linear(load(f"{prefix}self_attn.o_proj.weight")),
-        ffn_norm=load(f"{prefix}post_attention_layernorm.weight"),
-        gate_up=make_linear(gate_up),
+        ffn_norm=norm("post_attention_layernorm"),
+        gate_up=make_linear(torch.cat([gate, up])),
         down=make_linear(load(f"{prefix}mlp.down_proj.weight")),
     )
+
+
+def _load_head_norm(config: TargetConfig, load: ReadWeight, index: int) -> RMSNorm:
+    """The norms of queries and keys as one; the attention's 1/√D goes into the queries'."""
+    order = pair_order(config.head_dim)
+    query = load(f"model.layers.{index}.self_attn.q_norm.weight")
+    key = load(f"model.layers.{index}.self_attn.k_norm.weight")
+    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+    weight = torch.cat(
+        [
+            query[order].to(wide).expand(config.num_heads, -1) * config.head_dim**-0.5,
+            key[order].to(wide).expand(config.num_kv_heads, -1),
+        ]
+    )
+    return RMSNorm(weight, config.rms_norm_eps, wide)
