@@ -234,7 +234,7 @@ class SessionStore:
         return best, common
 
     def _search_order(self, request: _Request) -> Iterator[Resident]:
-        named = {*request.owned_ids, request.hint_id}
+        named = dict.fromkeys((*sorted(request.owned_ids), request.hint_id))
         for session_id in named:
             if session_id in self._entries:
                 yield self._entries[session_id]

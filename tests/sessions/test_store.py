@@ -204,7 +204,8 @@ def test_hint_without_a_common_token_is_cold(store: SessionStore) -> None:
     [
         (None, False, 150, False),
         ("hint_session_id", False, 150, True),
-        ("hint_session_id", False, 60, False),  # more would be lost than kept
+        ("hint_session_id", False, 103, True),
+        ("hint_session_id", False, 101, False),  # more would be lost than kept
         ("hint_session_id", True, 150, False),  # a title under the same thread id
         ("hint_session_id", True, 200, True),  # the client asks for another answer
         ("in_place_ids", False, 150, True),
@@ -229,6 +230,18 @@ def test_only_a_named_session_is_rewound_further_and_none_that_waits(
     assert second.origin == names[named]
 
 
+def test_pending_token_is_nobodys_loss(store: SessionStore) -> None:
+    first = run(store, ids(1, 60), tool=True)
+    turn = run(store, first.token_ids[:-1] + ids(2, 5))
+    assert (turn.session, turn.prefilled) == (first.session, 5)
+
+
+def test_session_whose_pending_token_starts_a_page_is_continued(store: SessionStore) -> None:
+    first = run(store, ids(1, PAGE_ROWS - 3), num_answer=4)
+    assert (len(first.token_ids), first.session.kv.length) == (PAGE_ROWS + 1, PAGE_ROWS)
+    assert run(store, first.token_ids + ids(2, 5)).prefilled == 6
+
+
 def test_of_equal_prefixes_the_one_that_can_be_continued_is_taken(store: SessionStore) -> None:
     waiting = run(store, ids(1, 90) + ids(2, 50), tool=True)
     done = run(store, ids(1, 90))
@@ -246,10 +259,11 @@ def test_of_equal_prefixes_the_named_one_is_taken(store: SessionStore) -> None:
     assert turn.origin == "hint"
 
 
+@pytest.mark.parametrize("tool", [False, True])
 def test_session_that_was_rewound_by_its_owner_is_matched_by_what_it_holds(
-    store: SessionStore,
+    store: SessionStore, tool: bool
 ) -> None:
-    first = run(store, ids(1, 60))
+    first = run(store, ids(1, 60), tool=tool)
     store.get(first.session.session_id).rewind(40)
     turn = run(store, ids(1, 60) + ids(2, 5))
     assert turn.session is first.session
@@ -451,6 +465,54 @@ def test_continuing_does_not_evict_for_pages_that_the_session_has() -> None:
     turns = fill(store, [1, 2])
     run(store, [*turns[1].token_ids, 1], num_answer=1)
     assert len(store) == 2
+    store.close()
+
+
+def test_rewinding_pays_for_growing_again() -> None:
+    _, store = open_store(num_pages=3)
+    first = run(store, ids(1, 300), num_answer=290)  # three pages
+    turn = run(store, ids(1, 300) + ids(2, 300))
+    assert (turn.session, turn.prefilled) == (first.session, 300)
+    store.close()
+
+
+def test_prompt_that_a_shared_page_holds_gets_room_for_the_copy() -> None:
+    _, store = open_store(num_pages=4)
+    other = fill(store, [1])[1]
+    donor = run(store, ids(0, 256) + ids(2, 10), tool=True)  # two pages
+    turn = run(store, ids(0, 256))  # one for the copy, one to grow
+    assert turn.prefilled == 1
+    assert {info.session_id for info in store.sessions()} == {
+        donor.session.session_id,
+        turn.session.session_id,
+    }
+    assert other.session.is_closed
+    store.close()
+
+
+def test_rewinding_into_a_shared_page_gets_room_for_the_copy() -> None:
+    _, store = open_store(num_pages=4)
+    other = fill(store, [1])[1]
+    donor = run(store, ids(0, 256) + ids(2, 10))
+    fork = run(store, ids(0, 256) + ids(3, 10), tool=True)
+    named = {"hint_session_id": donor.session.session_id}
+    turn = run(store, ids(0, 250) + ids(4, 60), **named)
+    assert (turn.session, turn.prefilled) == (donor.session, 60)
+    assert other.session.is_closed
+    assert fork.session.token_ids == fork.token_ids
+    store.close()
+
+
+def test_shared_page_is_not_counted_as_room() -> None:
+    _, store = open_store(num_pages=3)
+    idle = run(store, ids(0, 256) + ids(1, 10))
+    prompt = ids(0, 256) + ids(2, 10)
+    busy, _ = store.acquire(prompt)
+    busy.sync(prompt)
+    with pytest.raises(CapacityError):
+        store.acquire(ids(3, 300))  # evicting would free one page of the two
+    assert idle.session.session_id in alive(store)
+    store.release(busy)
     store.close()
 
 
