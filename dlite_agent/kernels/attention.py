@@ -53,7 +53,10 @@ class AttentionPlan:
 
 
 def plan_attention(
-    query_shape: tuple[int, int, int], span_rows: Sequence[int], like: Tensor
+    query_shape: tuple[int, int, int],
+    span_rows: Sequence[int],
+    like: Tensor,
+    path: AttentionPath | None = None,
 ) -> AttentionPlan:
     """Choose the path and make the mask.
 
@@ -61,9 +64,10 @@ def plan_attention(
         query_shape: M, H, K: query rows, query heads, kv heads.
         span_rows: Cached rows of each span; their sum is at least M.
         like: Any tensor of the type and on the device of the queries.
+        path: Take this one instead of the one that was measured fastest.
     """
     num_rows, num_heads, num_kv_heads = query_shape
-    path = _choose_path(num_rows, num_heads * num_rows * sum(span_rows), like)
+    path = path or _choose_path(num_rows, num_heads * num_rows * sum(span_rows), like)
     if num_rows == 1:
         return AttentionPlan(path, 1, None, is_tail_apart=False)
     if path == "matmul":

@@ -212,7 +212,7 @@ def _open_hub(name: str, revision: str | None) -> CheckpointSource:
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
-    """OSError, which the hub's own errors are, and the base of its HTTP client's, which they are not."""
+    """OSError, as the hub's own errors are, and the base of its HTTP client's errors."""
     from huggingface_hub import errors
 
     return (OSError, errors.HTTPError)  # type: ignore[attr-defined]  # not listed as public
