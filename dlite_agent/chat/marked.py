@@ -45,12 +45,14 @@ class MarkedText:
     Attributes:
         text: What spells a control token in it was written by the template.
         sentinels: Which code points are marks and masks.
+        has_marks: Whether all messages are marked, or only the spliced ones.
         is_faithful: Whether the text without sentinels is what the template makes of the strings
             themselves.
     """
 
     text: str
     sentinels: Sentinels
+    has_marks: bool
     is_faithful: bool
 
 
@@ -59,9 +61,10 @@ def render_marked(
 ) -> MarkedText:
     """Render messages with marks and masks.
 
-    Cost: two runs of the template, four where it looks into contents.
-    Where the sentinels change what the template does, marks are given up first. Masks never are:
-    the text is then not what the template would have made of the strings, and the result says so.
+    Cost: two runs of the template, up to five where it looks into contents. Where the sentinels
+    change what the template does, those at the edges are given up first, if nothing needs them,
+    and then the marks. Masks inside a spelled control token never are: the text is then not what
+    the template would have made of the strings, and the result says so.
 
     Raises:
         RequestError: The template refuses the messages.
@@ -77,18 +80,23 @@ def render_marked(
     def edges(text: str) -> str:
         return guard.mask_edges(text, sentinels.mask)
 
+    def transparent(change: Callable[[str], str]) -> str | None:
+        try:
+            text = run(change, has_marks=True)
+        except RequestError:
+            return None  # refuses the sentinels, not the messages
+        return text if sentinels.strip(text) == plain else None
+
     plain = sentinels.strip(run(str, has_marks=False))
-    try:
-        marked = run(edges, has_marks=True)
-        if sentinels.strip(marked) == plain:
-            return MarkedText(marked, sentinels, is_faithful=True)
-    except RequestError:
-        pass  # refuses the sentinels, not the messages
-    text = run(inside, has_marks=False)
+    if (marked := transparent(edges)) is not None:
+        return MarkedText(marked, sentinels, has_marks=True, is_faithful=True)
     guarded = run(edges, has_marks=False)
+    marked = transparent(inside)
+    text = run(inside, has_marks=False) if marked is None else marked
     if guard.spelled(text) != guard.spelled(guarded):
-        text = guarded  # some string and the template together spell a control token
-    return MarkedText(text, sentinels, is_faithful=sentinels.strip(text) == plain)
+        text, marked = guarded, None  # a string and the template together spell a control token
+    is_faithful = sentinels.strip(text) == plain
+    return MarkedText(text, sentinels, has_marks=marked is not None, is_faithful=is_faithful)
 
 
 def _run(tokenizer: Tokenizer, traits: TemplateTraits, call: TemplateCall) -> str:

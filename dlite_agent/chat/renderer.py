@@ -58,8 +58,9 @@ class RenderedPrompt:
 
     Attributes:
         token_ids: What the target reads.
-        segments: Its parts in order, without gaps; empty where the template hides where messages
-            begin.
+        segments: Its parts in order, without gaps. Where the template hides where messages begin,
+            everything before the generation prompt is one part without a message; none at all
+            where it hides that too.
         notes: Oddities, for a person.
         starts_in_reasoning: Whether the generation prompt has opened a thought.
         spliced: Indices of the assistant messages that were spliced.
@@ -229,7 +230,7 @@ class Renderer:
         visible_end = marked.sentinels.strip(rest).rstrip()
         return RenderedPrompt(
             token_ids=tuple(encoded.token_ids),
-            segments=self._segments(encoded, generation_start),
+            segments=self._segments(encoded, generation_start, has_marks=marked.has_marks),
             starts_in_reasoning=call.add_generation_prompt and visible_end.endswith(_THINK_START),
             generation_suffix=None if suffix_start is None else tuple(suffix.token_ids),
         )
@@ -244,13 +245,15 @@ class Renderer:
         is_boundary = not suffix or suffix.startswith(tuple(self._tokenizer.control_tokens))
         return start if is_boundary and (self.joins_segments or not suffix) else None
 
-    def _segments(self, encoded: EncodedText, generation_start: int | None) -> tuple[Segment, ...]:
+    def _segments(
+        self, encoded: EncodedText, generation_start: int | None, *, has_marks: bool
+    ) -> tuple[Segment, ...]:
         """Give every token to a message: one begins at its opening control token."""
-        if not encoded.marks:
+        if not has_marks and generation_start is None:
             return ()
         starts: list[tuple[int | None, int]] = [(None, 0)]
         seen = 0
-        for index, count in encoded.marks:
+        for index, count in encoded.marks if has_marks else ():
             between = encoded.controls[seen:count]
             start = _last_offset(between, self.traits.opener)
             if start is None:

@@ -102,6 +102,19 @@ def test_template_that_measures_contents_hides_its_messages() -> None:
     assert prompt.message_at(0) is None
 
 
+def test_template_that_measures_results_still_shows_its_generation_prompt() -> None:
+    measured = "{{ m.content|length if m.role == 'tool' else m.content }}"
+    renderer = Renderer(JinjaTokenizer(LOOP.replace("{{ m.content }}", measured) + PROMPT))
+    messages = [Message("user", "q"), Message("assistant", "a"), Message("tool", "four")]
+    prompt = renderer.render(messages, splices={1: [65]})
+    assert [s.message_index for s in prompt.segments] == [None, None]
+    rendered = ByteTokenizer().decode(prompt.token_ids)
+    assert "assistant\nA<|im_end|>\n<|im_start|>tool\n4<|im_end|>" in rendered
+    start = prompt.segments[1].start
+    assert ByteTokenizer().decode(prompt.token_ids[start:]) == "<|im_start|>assistant\n"
+    assert renderer.render(messages, add_generation_prompt=False).segments == ()
+
+
 def test_template_that_refuses_sentinels_still_renders() -> None:
     source = (
         "{% for m in messages %}{% if m.content[:1]|urlencode|length > 8 %}{{ refuse('odd') }}"

@@ -133,6 +133,8 @@ def test_a_name_that_completes_a_control_token_stays_text() -> None:
     assert prompt.notes == ()
     checked = renderer.render(question, [ToolSpec("f", "call")])
     assert tokenizer.decode(checked.token_ids).startswith("checked <f><|im_start|>")
+    assert checked.notes == ()
+    assert [s.message_index for s in checked.segments] == [None, 0, None]
     both = renderer.render(question, [ToolSpec("f", "call"), ToolSpec("think", "call")])
     assert tokenizer.control_tokens["<think>"] not in both.token_ids
 
