@@ -1,4 +1,4 @@
-"""`dlite-agent doctor [MODEL]`: what this machine can do and how a model fits. Reads configs only."""
+"""`dlite-agent doctor [MODEL]`: what this machine can do, how a model fits. Reads configs only."""
 
 from __future__ import annotations
 
