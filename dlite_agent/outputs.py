@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
 
-__all__ = ["FinishReason", "Generation", "GenerationChunk", "Replay", "TurnStats"]
+__all__ = [
+    "FinishReason",
+    "Generation",
+    "GenerationChunk",
+    "Replay",
+    "TurnStats",
+    "prefill_amplification",
+]
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 Replay = Literal["generated", "rendered"]
@@ -21,7 +29,7 @@ class TurnStats:
         session_id: The session that holds this turn's KV.
         origin: Why that session was chosen: `tool_call`, `hint`, `prefix` or `cold`.
         prompt_tokens: Tokens of the prompt, cached ones included.
-        new_tokens: Prompt tokens that no earlier turn of this session rendered or sampled.
+        new_tokens: Prompt tokens that no earlier turn of this engine rendered or sampled.
         cached_tokens: Prompt tokens whose KV was reused.
         prefilled_tokens: Rows computed outside decode rounds in this turn, counted in the forward.
         rewound_tokens: Tokens that the session dropped before the prefill.
@@ -86,6 +94,23 @@ class TurnStats:
     def model_s(self) -> float:
         """Seconds in which the model computed: prefill and decode."""
         return self.prefill_s + self.decode_s
+
+
+def prefill_amplification(turns: Sequence[TurnStats]) -> float:
+    """A of one conversation: rows prefilled over rows that had to be, from the second turn on.
+
+    A turn has to compute its new tokens and one more row: the last token that the turn before
+    sampled, which is pending and has no KV yet. 1.0 means that nothing was computed twice.
+
+    Args:
+        turns: All turns of the conversation, in order.
+
+    Returns:
+        The sum of `prefilled_tokens` over the sum of `new_tokens + 1`; 1.0 without a second turn.
+    """
+    later = turns[1:]
+    needed = sum(stats.new_tokens + 1 for stats in later)
+    return sum(stats.prefilled_tokens for stats in later) / needed if needed else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
-from dlite_agent.errors import MissingDependencyError
+from dlite_agent.errors import ContextLengthExceededError, MissingDependencyError
 from dlite_agent.nano.tools import REPAIR_TOOLS, RepairTools
 from dlite_agent.nano.world import Task
 from dlite_agent.outputs import Generation, GenerationChunk
@@ -18,10 +18,11 @@ from dlite_agent.outputs import Generation, GenerationChunk
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool
 
-__all__ = ["AgentRun", "RecordingBackend", "repair_tools", "run_repair"]
+__all__ = ["AgentRun", "RecordingBackend", "repair_tools", "require_langchain", "run_repair"]
 
 MAX_STEPS = 40
 """LangGraph steps; an agent turn takes two (model, tools)."""
+MAX_ANSWER_TOKENS = 512
 
 
 class RecordingBackend:
@@ -107,6 +108,21 @@ class AgentRun:
         return sum(turn.stats.model_s for turn in self.turns)
 
 
+def require_langchain() -> None:
+    """See that `create_agent` can be imported.
+
+    Raises:
+        MissingDependencyError: It cannot.
+    """
+    try:
+        import langchain.agents  # noqa: F401  # only whether it is there
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"the agent needs the package {error.name or 'langchain'!r}, which is not installed; "
+            'run: pip install "dlite-agent[demo]"'
+        ) from error
+
+
 def repair_tools(
     folder: Path, log: Callable[[str, Mapping[str, object], str], None] | None = None
 ) -> list[BaseTool]:
@@ -115,16 +131,9 @@ def repair_tools(
     Args:
         folder: The repository; nothing outside of it is read or written.
         log: Called after each call with the name, the arguments and the result.
-
-    Raises:
-        MissingDependencyError: langchain-core is not installed.
     """
-    try:
-        from langchain_core.tools import StructuredTool
-    except ImportError:
-        raise MissingDependencyError(
-            'langchain-core is not installed; run: pip install "dlite-agent[demo]"'
-        ) from None
+    from langchain_core.tools import StructuredTool
+
     tools = RepairTools(folder)
 
     def bound(name: str) -> Callable[..., str]:
@@ -172,13 +181,10 @@ def run_repair(
     Raises:
         MissingDependencyError: langchain is not installed.
     """
-    try:
-        from langchain.agents import create_agent
-        from langgraph.errors import GraphRecursionError
-    except ImportError:
-        raise MissingDependencyError(
-            'langchain is not installed; run: pip install "dlite-agent[demo]"'
-        ) from None
+    require_langchain()
+    from langchain.agents import create_agent
+    from langgraph.errors import GraphRecursionError
+
     from dlite_agent.integrations.langchain import ChatDLite
 
     recorder = RecordingBackend(backend, on_turn)
@@ -186,7 +192,7 @@ def run_repair(
         model=backend.model_name,
         engine=recorder,
         temperature=0.0,
-        max_tokens=512,
+        max_tokens=MAX_ANSWER_TOKENS,
         enable_thinking=enable_thinking,
     )
     agent = create_agent(llm, repair_tools(task.materialise(folder), log))
@@ -198,5 +204,7 @@ def run_repair(
         )
     except GraphRecursionError:
         error = f"no end after {MAX_STEPS} steps"
+    except ContextLengthExceededError as exceeded:
+        error = str(exceeded)
     wall_s = time.perf_counter() - start
     return AgentRun(task.solved(folder), tuple(recorder.generations), wall_s, error)
