@@ -1,0 +1,306 @@
+"""A seeded world of small Python repositories, each with exactly one bug and tests that find it.
+
+A repository is a package of modules with short functions. Each docstring states what its function
+returns, one function disagrees with its docstring, and `run_tests.py` (standard library only)
+names that function and its file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dlite_agent.nano.bugs import TEMPLATES, Template
+from dlite_agent.nano.names import Split, pick_words
+
+__all__ = ["SIZES", "Check", "Function", "Size", "Task", "make_task"]
+
+Size = Literal["tiny", "small", "medium", "large"]
+
+SIZES: dict[Size, tuple[tuple[int, int], tuple[int, int]]] = {
+    "tiny": ((1, 1), (2, 3)),
+    "small": ((1, 2), (2, 5)),
+    "medium": ((2, 3), (5, 9)),
+    "large": ((4, 4), (13, 18)),
+}
+"""For each size the range of modules and the range of functions in a module."""
+
+TEST_FILE = "run_tests.py"
+TEST_TIMEOUT_S = 20.0
+
+_TEST_HEAD = '''"""Checks of {project}."""
+
+import sys
+
+sys.dont_write_bytecode = True
+
+from {project} import {modules}
+
+CHECKS = [
+'''
+_TEST_TAIL = """\
+]
+
+failed = 0
+for path, function, arguments, expected in CHECKS:
+    try:
+        got = function(*arguments)
+    except Exception as error:
+        got = error
+    name = function.__name__
+    if repr(got) == repr(expected):
+        print("ok", path, name)
+    else:
+        failed += 1
+        print(f"FAIL {path} {name}: expected {expected!r}, got {got!r}")
+print(f"{len(CHECKS) - failed} passed, {failed} failed")
+sys.exit(1 if failed else 0)
+"""
+
+_PROMPTS = (
+    "The tests of {p} fail. Fix the bug.",
+    "Fix the failing test in {p}.",
+    "A test of {p} fails. Find the bug and fix it.",
+    "Please fix the bug in {p} so that all tests pass.",
+    "Something is wrong in {p}: its tests fail. Repair it.",
+    "There is one bug in {p}. Find and fix it.",
+    "Fix the bug.",
+    "Make the tests pass.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of a repository: its words, its right body and what stands in the file."""
+
+    name: str
+    template: Template
+    parameters: tuple[str, ...]
+    doc: str
+    right: str
+    written: str
+
+    @property
+    def header(self) -> str:
+        """The `def` line and the docstring line."""
+        return f'def {self.name}({", ".join(self.parameters)}):\n    """Return {self.doc}."""'
+
+    def source(self, body: str | None = None) -> str:
+        """Render the function with what stands in the file, or with another body."""
+        return f"{self.header}\n    return {self.written if body is None else body}"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One call in the tests, with the value that the right body returns."""
+
+    path: str
+    function: str
+    arguments: tuple[object, ...]
+    expected: object
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One repository with one bug.
+
+    Attributes:
+        seed: What it was made from, together with `split` and `size`.
+        split: Whose names it uses.
+        size: How large it is.
+        project: Name of the package.
+        prompt: What the user asks.
+        modules: Path of each module with its functions.
+        checks: What `run_tests.py` calls, in order.
+        broken_path: Module with the bug.
+        broken: The function with the bug.
+        bug: Kind of the bug.
+    """
+
+    seed: int
+    split: Split
+    size: Size
+    project: str
+    prompt: str
+    modules: tuple[tuple[str, tuple[Function, ...]], ...]
+    checks: tuple[Check, ...]
+    broken_path: str
+    broken: Function
+    bug: str
+
+    @property
+    def key(self) -> str:
+        """Template, bug and names of this task; no two splits share one."""
+        return f"{self.broken.template.name}/{self.bug}/{self.broken.name}/{self.broken_path}"
+
+    def files(self) -> dict[str, str]:
+        """Render every file of the repository, by path."""
+        files = {f"{self.project}/__init__.py": f'"""The {self.project} package."""\n'}
+        for path, functions in self.modules:
+            title = Path(path).stem
+            body = "\n\n\n".join(function.source() for function in functions)
+            files[path] = f'"""Functions of {title}."""\n\n\n{body}\n'
+        files[TEST_FILE] = self.test_source()
+        return files
+
+    def test_source(self) -> str:
+        """Render the pristine `run_tests.py`."""
+        modules = ", ".join(sorted(Path(path).stem for path, _ in self.modules))
+        lines = [
+            f'    ("{check.path}", {Path(check.path).stem}.{check.function}, '
+            f"{check.arguments!r}, {check.expected!r}),\n"
+            for check in self.checks
+        ]
+        head = _TEST_HEAD.format(project=self.project, modules=modules)
+        return head + "".join(lines) + _TEST_TAIL
+
+    def materialise(self, into: Path) -> Path:
+        """Write the repository into a folder (made if missing) and return that folder."""
+        for path, text in self.files().items():
+            target = into / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        return into
+
+    def solved(self, path: Path) -> bool:
+        """Run the pristine tests on a folder, whatever its own `run_tests.py` says."""
+        try:
+            result = subprocess.run(
+                [sys.executable, "-c", self.test_source()],
+                cwd=path,
+                capture_output=True,
+                timeout=TEST_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        return result.returncode == 0
+
+
+def _evaluate(expression: str, parameters: tuple[str, ...], arguments: tuple[object, ...]) -> str:
+    try:
+        value = eval(f"lambda {', '.join(parameters)}: {expression}")(*arguments)
+    except Exception as error:  # noqa: BLE001 - a wrong body may raise anything; the test prints it
+        value = error
+    return repr(value)
+
+
+def _text(rng: random.Random) -> str:
+    letters = "abcdefghiklmnoprstuwy"
+    return "".join(rng.choice(letters) for _ in range(rng.randint(3, 5)))
+
+
+def _arguments(rng: random.Random, template: Template) -> tuple[object, ...]:
+    values: list[object] = []
+    for kind in template.kinds:
+        if kind == "i":
+            top = 5 if template.name == "power" else 4 if "v" in template.kinds else 12
+            again = values and isinstance(values[-1], int) and rng.random() < 0.3
+            values.append(values[-1] if again else rng.randint(2, top))
+        elif kind == "v":
+            values.append([] if rng.random() < 0.1 else rng.sample(range(1, 10), rng.randint(3, 4)))
+        elif kind == "s" and template.name == "strip":
+            values.append(" " * rng.randint(1, 2) + _text(rng) + " ")
+        else:
+            values.append(_text(rng))
+    if template.name == "starts" and rng.random() < 0.7:
+        values[1] = str(values[0])[:2]
+    if template.name == "ends" and rng.random() < 0.7:
+        values[1] = str(values[0])[-2:]
+    if template.name == "within" and rng.random() < 0.7:
+        values[0] = str(values[1])[1:]
+    if template.name in {"upper", "lower"}:
+        values[0] = str(values[0]).title()
+    return tuple(values)
+
+
+def _make_function(
+    rng: random.Random, split: Split, name: str, *, broken: bool
+) -> tuple[Function, str]:
+    template = rng.choice(TEMPLATES)
+    names = pick_words(rng, "variable", split, len(template.kinds), 0.1 if split == "train" else 0)
+    constant = rng.randint(3, 9)
+    words = dict(zip("abc", names, strict=False)) | {"k": str(constant)}
+    words["l"] = str(constant + rng.choice([-1, 1]))
+    kind, wrong = rng.choice(template.bugs)
+    right = template.body.format(**words)
+    written = wrong.format(**words) if broken else right
+    doc = template.doc.format(**words)
+    return Function(name, template, tuple(names), doc, right, written), kind
+
+
+def _checks_of(rng: random.Random, path: str, function: Function) -> list[Check] | None:
+    """Draw one or two calls; for the broken function the first one must tell right from written."""
+    checks: list[Check] = []
+    for index in range(1 if rng.random() < 0.8 else 2):
+        for _ in range(60):
+            arguments = _arguments(rng, function.template)
+            right = _evaluate(function.right, function.parameters, arguments)
+            written = _evaluate(function.written, function.parameters, arguments)
+            tells = function.right == function.written or index > 0 or right != written
+            if tells and "Error" not in right:
+                break
+        else:
+            return None
+        expected = eval(right)
+        checks.append(Check(path, function.name, arguments, expected))
+    return checks
+
+
+def _distinct(draw: Callable[[], str], count: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[draw()] = None
+    return list(found)
+
+
+def make_task(seed: int, *, split: Split = "heldout", size: Size = "small") -> Task:
+    """Make the task of a seed; equal arguments give an equal task on every machine."""
+    digest = hashlib.sha256(f"{seed}/{split}/{size}".encode()).digest()
+    rng = random.Random(digest)
+    invented = 0.35 if split == "train" else 0.0
+    module_range, function_range = SIZES[size]
+    num_modules = rng.randint(*module_range)
+    counts = [rng.randint(*function_range) for _ in range(num_modules)]
+    project, *stems = pick_words(rng, "word", split, num_modules + 1, invented)
+
+    def name() -> str:
+        noun = pick_words(rng, "word", split, 1, invented)[0]
+        return f"{noun}_{pick_words(rng, 'measure', split, 1)[0]}"
+
+    names = _distinct(name, sum(counts))
+    broken_index = rng.randrange(sum(counts))
+    modules: list[tuple[str, tuple[Function, ...]]] = []
+    checks: list[Check] = []
+    broken: tuple[str, Function, str] | None = None
+    index = 0
+    for stem, count in sorted(zip(stems, counts, strict=True)):
+        path = f"{project}/{stem}.py"
+        functions: list[Function] = []
+        while len(functions) < count:
+            function, kind = _make_function(rng, split, names[index], broken=index == broken_index)
+            if any(
+                function.doc == other.doc or function.right == other.right for other in functions
+            ):
+                continue
+            found = _checks_of(rng, path, function)
+            if found is None:
+                continue
+            if index == broken_index:
+                broken = path, function, kind
+            functions.append(function)
+            checks += found
+            index += 1
+        modules.append((path, tuple(functions)))
+    assert broken is not None
+    prompt = rng.choice(_PROMPTS).format(p=project)
+    path, function, kind = broken
+    return Task(
+        seed, split, size, project, prompt, tuple(modules), tuple(checks), path, function, kind
+    )
