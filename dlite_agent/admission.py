@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.message_keys import chain_keys, seed_key
+from dlite_agent.chat.messages import Message
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.replay import ReplayPlan, plan_replay
-from dlite_agent.config import SamplingParams
+from dlite_agent.config import HistoryMode, SamplingParams
 from dlite_agent.errors import (
     ContextLengthExceededError,
     RequestError,
@@ -17,7 +18,7 @@ from dlite_agent.errors import (
 )
 from dlite_agent.loading import LoadedModel
 
-__all__ = ["AdmittedRequest", "admit"]
+__all__ = ["AdmittedRequest", "admit", "plan_history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     """
     _check(request, model.target.config.vocab_size)
     seed = seed_key(request.tools, request.template_kwargs)
-    plan = _plan(model, request, seed)
+    plan = plan_history(model, request.messages, seed, request.history)
     prompt = model.renderer.render(
         request.messages,
         request.tools,
@@ -64,6 +65,31 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     )
     sampling = _resolve(request.sampling, model, len(prompt.token_ids))
     return AdmittedRequest(request, plan, chain_keys(request.messages, seed), prompt, sampling)
+
+
+def plan_history(
+    model: LoadedModel,
+    messages: tuple[Message, ...],
+    seed: bytes,
+    history: HistoryMode | None = None,
+) -> ReplayPlan:
+    """What is spliced. The `prefix` baseline renders everything as it was received.
+
+    Args:
+        model: Its journal knows the earlier turns.
+        messages: The request's.
+        seed: `message_keys.seed_key` of the request.
+        history: Overrides the engine's mode.
+    """
+    mode = "template" if model.config.reuse == "prefix" else history or model.config.history
+    return plan_replay(
+        messages,
+        seed,
+        model.journal,
+        handles=model.handles,
+        mode=mode,
+        strips_thoughts=model.renderer.strips_thoughts,
+    )
 
 
 def _check(request: ChatRequest, vocab_size: int) -> None:
@@ -83,19 +109,6 @@ def _check(request: ChatRequest, vocab_size: int) -> None:
     names = [tool.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise RequestError(f"tools has a name twice: {names!r}; give each tool its own name")
-
-
-def _plan(model: LoadedModel, request: ChatRequest, seed: bytes) -> ReplayPlan:
-    """What is spliced. The `prefix` baseline renders everything as it was received."""
-    mode = "template" if model.config.reuse == "prefix" else request.history
-    return plan_replay(
-        request.messages,
-        seed,
-        model.journal,
-        handles=model.handles,
-        mode=mode or model.config.history,
-        strips_thoughts=model.renderer.strips_thoughts,
-    )
 
 
 def _resolve(params: SamplingParams, model: LoadedModel, num_prompt: int) -> SamplingParams:

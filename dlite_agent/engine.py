@@ -225,9 +225,8 @@ def _new_host(
     config: EngineConfig, loader: Callable[[EngineConfig, Progress], Service] | None
 ) -> Host:
     if config.isolation == "process":
-        from dlite_agent.process_engine import (
-            ProcessHost,
-        )  # only who asks for it pays for the import
+        # Only who asks for it pays for the import.
+        from dlite_agent.process_engine import ProcessHost
 
         if loader is not None:
             raise ConfigurationError(
@@ -238,9 +237,8 @@ def _new_host(
     def load(progress: Progress) -> Service:
         if loader is not None:
             return loader(config, progress)
-        from dlite_agent.loading import (
-            load_service,
-        )  # torch; constructing an engine must not import it
+        # This imports torch, and constructing an engine must not.
+        from dlite_agent.service import load_service
 
         return load_service(config, progress)
 

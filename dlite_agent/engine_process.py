@@ -85,7 +85,7 @@ class _Server:
         def load(progress: Progress) -> Service:
             import torch  # here, so that the main thread reads cancels while it is imported
 
-            from dlite_agent.loading import load_service
+            from dlite_agent.service import load_service
 
             if config.threads is not None:
                 torch.set_num_threads(config.threads)

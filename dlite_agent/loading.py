@@ -1,20 +1,17 @@
-"""Load everything that turns need, and run tasks on it: the service that an engine's host owns."""
+"""Load everything that turns need."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.chat.renderer import Renderer
-from dlite_agent.chat.replay import TurnHandles, plan_replay
+from dlite_agent.chat.replay import TurnHandles
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.drafters.load import explain_drafter, load_drafter
+from dlite_agent.drafters.load import load_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.known_tokens import KnownTokens
 from dlite_agent.models.transformer import DenseTransformer
@@ -22,18 +19,11 @@ from dlite_agent.models.weights import load_target, resolve_checkpoint, sampling
 from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.store import SessionStore
 from dlite_agent.tasks import (
-    Count,
-    CountTokens,
-    EngineInfo,
-    Event,
-    Inspect,
     Progress,
-    Task,
-    Usage,
 )
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
-__all__ = ["LoadedModel", "ModelService", "load_service"]
+__all__ = ["LoadedModel", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +45,7 @@ class LoadedModel:
         defaults: Sampling where a request says nothing.
         stop_token_ids: Ids that end every turn.
         control_ids: Ids that only the template may produce.
+        closing_id: The one that closes a message, if the template has one.
         journal: Sampled ids of earlier turns.
         handles: Tool-call ids of earlier turns.
         known: What earlier turns rendered or sampled.
@@ -73,6 +64,7 @@ class LoadedModel:
     defaults: SamplingParams
     stop_token_ids: frozenset[int]
     control_ids: frozenset[int]
+    closing_id: int | None
     journal: Journal = field(default_factory=Journal)
     handles: TurnHandles = field(default_factory=TurnHandles)
     known: KnownTokens = field(default_factory=KnownTokens)
@@ -94,72 +86,7 @@ class LoadedModel:
             self.hints.popitem(last=False)
 
 
-class ModelService:
-    """Runs tasks on a loaded model; a `tasks.Service`.
-
-    Args:
-        model: Owned from now on.
-        load_s: Seconds that loading took.
-    """
-
-    def __init__(self, model: LoadedModel, *, load_s: float = 0.0) -> None:
-        self.model = model
-        target, config = model.target, model.config
-        self.info = EngineInfo(
-            model=config.model,
-            max_context=model.max_context,
-            drafter=explain_drafter(config.drafter, target.config),
-            dtype=str(target.dtype).removeprefix("torch."),
-            device=str(target.device),
-            max_kv_bytes=target.pool.max_bytes,
-            load_s=load_s,
-        )
-
-    def run(
-        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """Run one task; see `tasks.Service.run`."""
-        match task:
-            case CountTokens():
-                yield self._count(task)
-            case Inspect():
-                yield self._usage()
-            case _:
-                from dlite_agent.turn import run_turn
-
-                yield from run_turn(self.model, task, submitted_s, should_stop)
-
-    def close(self) -> None:
-        """Give sessions, weights and KV back."""
-        self.model.sessions.close()
-        self.model.target.close()
-
-    def _count(self, task: CountTokens) -> Count:
-        model = self.model
-        plan = plan_replay(
-            task.messages,
-            seed_key(task.tools, {}),
-            model.journal,
-            handles=model.handles,
-            mode=model.config.history,
-            strips_thoughts=model.renderer.strips_thoughts,
-        )
-        prompt = model.renderer.render(
-            task.messages, task.tools, splices=plan.splices, add_generation_prompt=False
-        )
-        return Count(len(prompt.token_ids))
-
-    def _usage(self) -> Usage:
-        pool = self.model.target.pool
-        return Usage(
-            kv_used_bytes=pool.used_bytes,
-            kv_free_bytes=pool.free_bytes,
-            num_sessions=len(self.model.sessions),
-            rows_computed=self.model.target.rows_computed,
-        )
-
-
-def load_service(config: EngineConfig, progress: Progress) -> ModelService:
+def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
     """Load what a configuration names.
 
     Args:
@@ -170,7 +97,6 @@ def load_service(config: EngineConfig, progress: Progress) -> ModelService:
         ConfigurationError: See `models.weights.load_target` and `CheckpointTokenizer`.
         CapacityError: No room for the weights.
     """
-    began_s = time.perf_counter()
     if config.isolation == "thread" and config.threads is not None:
         logger.warning(
             "threads=%d is ignored: the host's thread count is not ours to change; call "
@@ -193,9 +119,7 @@ def load_service(config: EngineConfig, progress: Progress) -> ModelService:
         target.close()
         raise
     stages.report("ready", 1.0)
-    service = ModelService(model, load_s=time.perf_counter() - began_s)
-    logger.info("ready %s", " ".join(f"{name}={value}" for name, value in _fields(service.info)))
-    return service
+    return model
 
 
 def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -> LoadedModel:
@@ -215,8 +139,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         target.config.max_position_embeddings,
         target.pool.max_bytes // row_bytes,
     )
-    closer = tokenizer.control_tokens.get(renderer.traits.closer)
-    stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closer}
+    closing_id = tokenizer.control_tokens.get(renderer.traits.closer)
+    stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closing_id}
     return LoadedModel(
         config=config,
         target=target,
@@ -227,6 +151,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         max_context=min(limit for limit in limits if limit is not None),
         defaults=sampling_defaults(folder),
         stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
+        closing_id=closing_id,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )
 
@@ -244,15 +169,3 @@ class _Stages:
             self._stage = stage
             logger.info("loading model=%s stage=%s", self._model, stage)
         self._progress(stage, fraction)
-
-
-def _fields(info: EngineInfo) -> list[tuple[str, object]]:
-    return [
-        ("model", info.model),
-        ("dtype", info.dtype),
-        ("device", info.device),
-        ("max_context", info.max_context),
-        ("kv_bytes", info.max_kv_bytes),
-        ("load_s", f"{info.load_s:.2f}"),
-        ("drafter", repr(info.drafter)),
-    ]

@@ -201,7 +201,7 @@ class _Turn:
             return
         plan, message = self.admitted.plan, parsed.message
         answer_keys = turn_keys(plan.key, message, parsed.unparsed)
-        is_closed = self.sampled[-1] in model.control_ids
+        is_closed = self.sampled[-1] == model.closing_id
         model.known.add_answer(answer_keys, is_closed=is_closed)
         calls = [call.id for call in message.tool_calls if call.id]
         calls += [region.id for region in parsed.unparsed]

@@ -38,6 +38,8 @@ __all__ = ["Worker"]
 
 logger = logging.getLogger(__name__)
 
+_LOADING_JOIN_S = 5.0
+
 
 @dataclass(slots=True, eq=False)
 class _Job:
@@ -136,8 +138,10 @@ class Worker:
                 self._state = "closed"
             self._listeners.clear()
             self._changed.notify_all()
+            is_loading = self._info is None
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            # A load ends at its next report; one that waits for a network is left to that.
+            thread.join(_LOADING_JOIN_S if is_loading else None)
 
     def _raise_unless_usable(self) -> None:
         if self._state == "failed":

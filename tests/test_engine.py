@@ -20,8 +20,8 @@ from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.engine import Engine
 from dlite_agent.errors import CapacityError, ConfigurationError, ModelNotFoundError
-from dlite_agent.loading import ModelService, load_service
 from dlite_agent.outputs import GenerationChunk
+from dlite_agent.service import ModelService, load_service
 from dlite_agent.tasks import Progress, Service
 from tests.conversations import Agent, sampled
 from tests.tiny_checkpoint import write_checkpoint
@@ -445,22 +445,34 @@ def test_a_shared_engine_that_failed_to_load_is_replaced(tmp_path: Path) -> None
         Engine.close_all()
 
 
-def test_a_program_that_ends_during_a_turn_ends(folder: Path) -> None:
+def test_ctrl_c_leaves_the_engine_usable_and_a_program_may_end_in_a_turn(folder: Path) -> None:
     code = f"""
+import os, signal, threading
 from dlite_agent.engine import Engine
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 engine = Engine.shared(EngineConfig(model={str(folder)!r}, max_kv_bytes=2**24))
-stream = engine.stream(ChatRequest((Message("user", "x"),), sampling=SamplingParams(0.0)))
+engine.load()
+request = ChatRequest((Message("user", "x"),), sampling=SamplingParams(1.0, seed=0))
+answer = engine.generate(request).token_ids
+for attempt in range(3):
+    try:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        while True:
+            engine.generate(request)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+assert engine.generate(request).token_ids == answer
+stream = engine.stream(request)
 next(stream)
-print("reached", flush=True)
 raise SystemExit(3)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (3, "reached\n", "")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout == "interrupted\n" * 3
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -19,8 +19,8 @@ from dlite_agent.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from dlite_agent.loading import ModelService, load_service
 from dlite_agent.outputs import Generation, GenerationChunk
+from dlite_agent.service import ModelService, load_service
 from tests.conversations import READ_FILE, Agent, respaced, sampled
 from tests.tiny_checkpoint import VOCAB_SIZE, write_checkpoint
 
