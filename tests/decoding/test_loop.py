@@ -9,11 +9,12 @@ import pytest
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.kv_pool import PAGE_ROWS
+from dlite_agent.models.target import TargetHidden
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
@@ -28,6 +29,25 @@ from dlite_agent.testing import (
     tiny_config,
     tiny_qwen3,
 )
+
+
+class BoundlessDrafter(NullDrafter):
+    """Right, and with more tokens than the budget allows."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._token_ids = tuple(token_ids)
+
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        return DraftBlock(self._token_ids[position + 1 : position + 3 + budget])
+
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 97, 93] * 3 + [3, 14, 15]
 NUM_TOKENS = 48
@@ -45,6 +65,7 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "oracle-1": lambda ids: OracleDrafter(ids, max_block=1),
     "oracle-7": OracleDrafter,
     "oracle-40": lambda ids: OracleDrafter(ids, max_block=40),
+    "boundless": BoundlessDrafter,
     "noisy": lambda ids: NoisyDrafter(ids, vocab_size=512),
     "scripted": lambda ids: ScriptedDrafter([ids[34:37], [1, 2, 3], ids[38:50], ()]),
     "adversarial": lambda ids: AdversarialDrafter(vocab_size=512, favourites=ids[-3:]),
@@ -107,7 +128,7 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
 def test_float32_output_differs_at_near_ties_only(sampling: str) -> None:
     small = tiny_qwen3(dtype="float32")
     sampler = make_sampler(SAMPLINGS[sampling])
-    limits = StopRules(frozenset(), 160)
+    limits = StopRules(frozenset(), 100)
     plain, _ = run(small, NullDrafter(), sampler, limits)
     near_ties = 0
     for make in DRAFTERS.values():
@@ -167,17 +188,19 @@ def test_stop_token_inside_an_accepted_run_ends_the_turn(
     assert session.token_ids == PROMPT + answer
     assert rounds[-1].finish == "stop"
     assert session.kv.length == len(session.token_ids) - 1
+    assert rounds[-1].num_drafted == rounds[-1].num_accepted  # no row past the stop token
     is_drafted = (len(answer) - 1) % 8 != 0  # else it is the token that a round adds
     assert rounds[-1].num_accepted == len(rounds[-1].token_ids) - (not is_drafted)
     session.close()
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 12))
+@pytest.mark.parametrize("make", [OracleDrafter, BoundlessDrafter])
 def test_max_tokens_is_exact_and_no_row_is_wasted(
-    target: DenseTransformer, answers: dict[str, list[int]], max_tokens: int
+    target: DenseTransformer, answers: dict[str, list[int]], make: MakeDrafter, max_tokens: int
 ) -> None:
     rows_before = target.rows_computed
-    drafter = OracleDrafter(PROMPT + answers["greedy"])
+    drafter = make(PROMPT + answers["greedy"])
     sampler = make_sampler(SAMPLINGS["greedy"])
     session, rounds = run(target, drafter, sampler, StopRules(frozenset(), max_tokens))
     assert session.token_ids == PROMPT + answers["greedy"][:max_tokens]

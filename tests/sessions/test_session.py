@@ -89,6 +89,19 @@ class FailingDrafter(LookupDrafter):
         self._check("fork")
         return super().fork(state)
 
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        assert isinstance(state, LookupState)
+        assert state.length == position + 1, "the drafter knows other tokens than the session"
+        return super().propose(state, pending, hidden, position, noise, budget)
+
     def _check(self, method: str) -> None:
         if self.failing == method:
             raise RuntimeError(f"{method} was told to fail")
