@@ -16,34 +16,21 @@ it back; single pages are only reused.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dlite_agent.errors import CapacityError, ConfigurationError
+from dlite_agent.models.spans import RunViews, Span
 
 if TYPE_CHECKING:
     from dlite_agent.models.target import TargetConfig
 
-__all__ = ["PAGE_ROWS", "KVCache", "KVPool", "Span"]
+__all__ = ["PAGE_ROWS", "KVCache", "KVPool"]
 
 PAGE_ROWS = 256
-
-
-class Span(NamedTuple):
-    """Contiguous keys and values [K, S, D]; views of the pool, valid until the cache changes."""
-
-    keys: Tensor
-    values: Tensor
-
-
-class RunViews(NamedTuple):
-    """Keys and values of a contiguous run of rows, one view [K, S, D] a layer."""
-
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
 
 
 class KVPool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,8 +19,6 @@ from dlite_agent.sampling import Sampler
 from dlite_agent.sessions.prefix import SyncReport, common_prefix_length
 
 __all__ = ["Session", "SyncReport", "never"]
-
-logger = logging.getLogger(__name__)
 
 
 def never() -> bool:
@@ -261,9 +258,7 @@ class Session:
         assert 0 <= self.last_turn_start <= n, (
             f"the last turn starts at {self.last_turn_start} of {n} tokens"
         )
-        assert self._operation is None or not self._is_closed, (
-            "I5: an operation on a closed session"
-        )
+        assert self._operation is None or not self._is_closed, "I5: operation on a closed session"
 
     def _extend(
         self, prompt: list[int], cached: int, common: int, should_stop: Callable[[], bool]
