@@ -74,7 +74,7 @@ def open_source(model: str, revision: str | None) -> CheckpointSource:
     if model == "nano":
         return FolderSource(Path(__file__).parent.parent / "nano" / "assets", model)
     folder = Path(model).expanduser()
-    if folder.is_dir():
+    if model and folder.is_dir():
         return FolderSource(folder, model)
     if folder.is_file():
         if folder.suffix == ".gguf":
