@@ -37,6 +37,7 @@ OpenBackend = Callable[[ReusePolicy], AbstractContextManager[ChatBackend]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument("--seed", type=int, default=DEMO_SEED, help="which held-out task")
+    parser.add_argument("--bugs", type=int, default=3, help="bugs in the repository; 3 by default")
     parser.add_argument(
         "--size",
         default="large",
@@ -79,9 +80,11 @@ def run_demo(
     """
     from dlite_agent.nano.world import make_task
 
-    task = make_task(arguments.seed, split="heldout", size=arguments.size)
+    task = make_task(arguments.seed, split="heldout", size=arguments.size, num_bugs=arguments.bugs)
     show = _Show(quiet=arguments.json)
-    show.line(f"A repository of {len(task.files())} files with one bug. The user: {task.prompt}")
+    show.line(
+        f"A repository of {len(task.files())} files, bugs: {task.num_bugs}. The user: {task.prompt}"
+    )
     show.line(f"{MODEL}, {arguments.dtype}, drafter {arguments.drafter}, greedy; three runs.")
     thinking = None if arguments.think else False
     runs: dict[ReusePolicy, AgentRun] = {}
@@ -98,7 +101,9 @@ def run_demo(
         if policy != "session"
     }
     show.line("\n" + demo_summary(runs, comparisons))
-    options = {name: getattr(arguments, name) for name in ("seed", "size", "dtype", "drafter")}
+    options = {
+        name: getattr(arguments, name) for name in ("seed", "size", "bugs", "dtype", "drafter")
+    }
     return demo_report(runs, comparisons) | options
 
 
