@@ -32,7 +32,7 @@ POOL_ROWS = 160
 _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
-_LATE_SIZES = (0.34, 0.34, 0.24, 0.08)
+_LATE_SIZES = (0.36, 0.36, 0.22, 0.06)
 _DIALECTS = {"repair": 0.42, "mini": 0.33, "skills": 0.25}
 
 

@@ -5,7 +5,10 @@ The templates are read from the installed package, which only training and evalu
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.resources
+import io
 import json
 import random
 import re
@@ -18,7 +21,7 @@ import yaml
 
 from dlite_agent.nano.chatml import Conversation
 from dlite_agent.nano.names import Split
-from dlite_agent.nano.oracle import Transcript
+from dlite_agent.nano.oracle import Transcript, draw_num_bugs, first_failure
 from dlite_agent.nano.tools import SimulatedTools
 from dlite_agent.nano.world import TEST_FILE, Size, Task, make_task
 
@@ -26,6 +29,7 @@ __all__ = [
     "BASH_TOOL",
     "SUBMIT",
     "SimulatedShell",
+    "import_host",
     "mini_config",
     "mini_conversation",
     "mini_issue",
@@ -65,9 +69,16 @@ _MACHINES = (
 )
 
 
+def import_host() -> None:
+    """Import mini-swe-agent without its greeting on standard output."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        importlib.import_module("minisweagent")
+
+
 @lru_cache(maxsize=1)
 def mini_config() -> Mapping[str, Mapping[str, object]]:
     """Read mini-swe-agent's `mini.yaml` from the installed package."""
+    import_host()
     text = (importlib.resources.files("minisweagent") / "config" / "mini.yaml").read_text("utf-8")
     return cast("Mapping[str, Mapping[str, object]]", yaml.safe_load(text))
 
@@ -157,16 +168,17 @@ def mini_conversation(
         keep: Share of the instance template's sections that stay; below 1 it makes rows short.
         mistakes: Probability of a deliberate wrong edit, from which the oracle then recovers.
     """
-    task = make_task(rng.getrandbits(40), split=split, size=size)
+    task = make_task(rng.getrandbits(40), split=split, size=size, num_bugs=draw_num_bugs(rng))
     shell = SimulatedShell(task)
     transcript = Transcript(thinking)
     transcript.say("system", str(mini_config()["agent"]["system_template"]).strip())
     transcript.say("user", _instance(rng, mini_issue(rng, task), keep))
-    path, broken = task.broken_path, task.broken
     _bash(transcript, shell, "I list the files.", "ls -R")
     output = _bash(transcript, shell, "I run the tests.", f"python3 {TEST_FILE}")
     is_mistaken = rng.random() < mistakes
     while "FAIL " in output:
+        path, name = first_failure(output)
+        broken = task.function(path, name)
         text = f"FAIL {path} {broken.name}. I look at {broken.name}."
         found = _bash(transcript, shell, text, f"grep -n -A2 'def {broken.name}(' {path}")
         line = found.strip("\n").rsplit("\n", 1)[-1].split("-", 1)[0]

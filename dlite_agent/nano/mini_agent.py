@@ -20,7 +20,7 @@ from dlite_agent.chat.openai_format import (
 from dlite_agent.config import SamplingParams
 from dlite_agent.errors import MissingDependencyError
 from dlite_agent.nano.agent import AgentRun
-from dlite_agent.nano.mini import BASH_TOOL, mini_config, mini_issue
+from dlite_agent.nano.mini import BASH_TOOL, import_host, mini_config, mini_issue
 from dlite_agent.nano.world import Task
 from dlite_agent.outputs import Generation
 
@@ -123,6 +123,7 @@ def run_mini(
         MissingDependencyError: mini-swe-agent is not installed.
     """
     try:
+        import_host()
         from minisweagent.agents.default import DefaultAgent
         from minisweagent.environments.local import LocalEnvironment
     except ImportError:

@@ -48,6 +48,14 @@ _ASK_PERSON = (
     "Add the {n} '{x}', a {d}",
     "Please create the {n} '{x}' - a {d}",
 )
+_ARGUMENT_LINES = """
+
+    Args:
+        {a}: The {n}'s name in their native language.
+        {b}: Description of the {n}.
+
+    Returns:
+        A confirmation message about the {n} creation."""
 _ASK_STYLE = (
     "Using the tool, generate a {x} greeting.",
     "Generate a {x} greeting with the tool.",
@@ -194,14 +202,10 @@ def _person_skill(rng: random.Random, split: Split, transcript: Transcript) -> l
     first, second = rng.choice(
         [("customer_name", "description"), ("name", "description"), ("name", "about")]
     )
-    tools = [
-        _tool(
-            rng,
-            name,
-            f"Tool for creating a {noun} with Unicode name.",
-            **{first: "string", second: "string"},
-        )
-    ]
+    about = f"Tool for creating a {noun} with Unicode name."
+    if rng.random() < 0.4:
+        about += _ARGUMENT_LINES.format(a=first, b=second, n=noun)
+    tools = [_tool(rng, name, about, **{first: "string", second: "string"})]
     call = name, {first: x, second: kind}
     return _finish(
         rng,
