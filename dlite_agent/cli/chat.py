@@ -1,6 +1,6 @@
 """`dlite-agent chat [MODEL]`: talk to a model in the terminal.
 
-Ctrl-C ends an answer, Ctrl-D the conversation.
+Ctrl-C ends an answer, Ctrl-D the conversation, and `/new` begins another one.
 """
 
 from __future__ import annotations
@@ -8,18 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ReasoningDelta, TextDelta
-from dlite_agent.cli.console import write
+from dlite_agent.cli.console import LoadingNote, dim, note, write
 from dlite_agent.config import EngineConfig, SamplingParams
-from dlite_agent.errors import RequestError
+from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import Generation, TurnStats
 
-__all__ = ["add_arguments", "converse", "run", "status_line"]
+if TYPE_CHECKING:
+    from dlite_agent.tasks import EngineInfo
 
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+__all__ = ["Conversation", "add_arguments", "converse", "run", "status_line"]
+
+_NEW = "/new"
+_KEYS = f"Ctrl-C ends an answer, Ctrl-D the conversation; {_NEW} begins another one."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +52,102 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@dataclass(slots=True)
+class Conversation:
+    """What is said, and how.
+
+    Attributes:
+        backend: Answers.
+        sampling: Of every turn.
+        system: System message, or None.
+        template_kwargs: Extra variables of the chat template.
+        as_json: Write one object a turn instead of text.
+        history: Messages so far.
+    """
+
+    backend: ChatBackend
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    system: str | None = None
+    template_kwargs: dict[str, JSON] = field(default_factory=dict)
+    as_json: bool = False
+    history: list[Message] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything but the system message."""
+        self.history = [Message("system", self.system)] if self.system else []
+
+    def ask(self, line: str) -> None:
+        """Send a line and write the answer.
+
+        An error of ours is written and the line forgotten; so is a line that Ctrl-C stopped before
+        there was any text. What was written until Ctrl-C stays.
+
+        Raises:
+            ConfigurationError: The model cannot run at all.
+        """
+        said = Message("user", line)
+        request = ChatRequest(
+            (*self.history, said), sampling=self.sampling, template_kwargs=self.template_kwargs
+        )
+        try:
+            answer = self._answer(request)
+        except ConfigurationError:
+            raise
+        except DLiteError as error:
+            self._write_error(error)
+            return
+        if answer is not None:
+            self.history += [said, answer]
+
+    def _answer(self, request: ChatRequest) -> Message | None:
+        texts: list[str] = []
+        generation: Generation | None = None
+        try:
+            # A generator in every backend; closing it ends the turn.
+            with closing(self.backend.stream(request)) as chunks:  # type: ignore[type-var]
+                for chunk in chunks:
+                    for delta in chunk.deltas:
+                        self._show(delta, texts)
+                    generation = chunk.generation or generation
+        except KeyboardInterrupt:
+            self._show(TextDelta(" [stopped]"), [])
+        text = "".join(texts)
+        self._write_end(generation, text)
+        if generation is not None:
+            return generation.message
+        return Message("assistant", text) if text.strip() else None
+
+    def _show(self, delta: object, texts: list[str]) -> None:
+        if isinstance(delta, TextDelta):
+            texts.append(delta.text)
+            if not self.as_json:
+                write(delta.text, end="")
+        elif isinstance(delta, ReasoningDelta) and not self.as_json:
+            write(dim(delta.text), end="")
+
+    def _write_end(self, generation: Generation | None, text: str) -> None:
+        if self.as_json:
+            row = {
+                "content": text,
+                "finish_reason": generation.finish_reason if generation else "cancelled",
+                "stats": asdict(generation.stats) if generation else None,
+            }
+            write(json.dumps(row))
+            return
+        write()
+        if generation is not None and sys.stdout.isatty():
+            write(dim(status_line(generation.stats)))
+
+    def _write_error(self, error: DLiteError) -> None:
+        if self.as_json:
+            write(json.dumps({"error": {"code": error.code, "message": str(error)}}))
+        else:
+            note(str(error))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, then read lines from standard input until it ends."""
     from dlite_agent.engine import Engine
@@ -56,96 +158,52 @@ def run(arguments: argparse.Namespace) -> int:
     config = EngineConfig(model=arguments.model, drafter=arguments.drafter, dtype=arguments.dtype)
     kwargs: dict[str, JSON] = {"enable_thinking": False} if arguments.no_think else {}
     with Engine(config) as engine:
-        engine.load()
+        with closing(LoadingNote()) as progress:
+            info = engine.load(progress)
+        if sys.stdin.isatty() and not arguments.json:
+            with suppress(ImportError):
+                import readline  # noqa: F401  # gives `input` line editing
+            note(f"{_describe(info)}\n{_KEYS}")
         converse(
-            engine,
-            sampling,
-            system=arguments.system,
-            template_kwargs=kwargs,
-            as_json=arguments.json,
+            Conversation(
+                engine,
+                sampling,
+                system=arguments.system,
+                template_kwargs=kwargs,
+                as_json=arguments.json,
+            )
         )
     return 0
 
 
-def converse(
-    backend: ChatBackend,
-    sampling: SamplingParams,
-    *,
-    system: str | None = None,
-    template_kwargs: dict[str, JSON] | None = None,
-    as_json: bool = False,
-) -> None:
-    """Hold one conversation over standard input and output.
+def converse(conversation: Conversation) -> None:
+    """Read lines from standard input, and answer each, until it ends.
 
-    A turn that Ctrl-C ends keeps what was written; the session stays valid and the next turn goes
-    on from it.
+    Ctrl-C while a terminal waits for a line is answered with the keys; elsewhere it ends the
+    command.
     """
-    history: list[Message] = [Message("system", system)] if system else []
-    while (line := _read_line(quiet=as_json)) is not None:
-        if not line.strip():
-            continue
-        history.append(Message("user", line))
-        request = ChatRequest(
-            tuple(history), sampling=sampling, template_kwargs=template_kwargs or {}
-        )
+    is_terminal = sys.stdin.isatty()
+    prompt = "> " if is_terminal and sys.stdout.isatty() and not conversation.as_json else ""
+    while True:
         try:
-            answer = _answer(backend, request, as_json=as_json)
-        except RequestError as error:
-            write(f"{error}")
-            history.pop()
-            continue
-        history.append(answer)
+            line = input(prompt)
+            if line.strip() == _NEW:
+                conversation.restart()
+            elif line.strip():
+                conversation.ask(line)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            note("\n" + _KEYS)
 
 
-def _read_line(*, quiet: bool) -> str | None:
-    prompt = "" if quiet or not sys.stdin.isatty() else "> "
-    try:
-        return input(prompt)
-    except EOFError:
-        return None
-    except KeyboardInterrupt:
-        write()
-        return ""
-
-
-def _answer(backend: ChatBackend, request: ChatRequest, *, as_json: bool) -> Message:
-    """Stream one answer; on Ctrl-C return what there is."""
-    text: list[str] = []
-    generation: Generation | None = None
-    chunks = backend.stream(request)
-    try:
-        for chunk in chunks:
-            for delta in chunk.deltas:
-                if isinstance(delta, TextDelta):
-                    text.append(delta.text)
-                    _show(delta.text, as_json=as_json)
-                elif isinstance(delta, ReasoningDelta):
-                    _show(delta.text, dim=True, as_json=as_json)
-            generation = chunk.generation or generation
-    except KeyboardInterrupt:
-        close = getattr(chunks, "close", None)
-        if close is not None:
-            close()
-        _show(" [stopped]", as_json=as_json)
-    _finish(generation, "".join(text), as_json=as_json)
-    return generation.message if generation is not None else Message("assistant", "".join(text))
-
-
-def _show(text: str, *, as_json: bool, dim: bool = False) -> None:
-    if as_json:
-        return
-    write(f"{DIM}{text}{PLAIN}" if dim and sys.stdout.isatty() else text, end="")
-
-
-def _finish(generation: Generation | None, text: str, *, as_json: bool) -> None:
-    if as_json:
-        stats = asdict(generation.stats) if generation else None
-        finish = generation.finish_reason if generation else "cancelled"
-        write(json.dumps({"content": text, "finish_reason": finish, "stats": stats}))
-    else:
-        write()
-        if generation is not None and sys.stdout.isatty():
-            write(f"{DIM}{status_line(generation.stats)}{PLAIN}")
+def _describe(info: EngineInfo) -> str:
+    return (
+        f"{info.model}, {info.dtype} on {info.device}, {info.max_context} tokens of context, "
+        f"drafter {info.drafter}"
+    )
 
 
 def status_line(stats: TurnStats) -> str:
