@@ -45,7 +45,7 @@ def tree() -> list[tuple[int, str, int | None]]:
 
 
 def test_public_errors_are_defined_here_only() -> None:
-    # A host's adapter may have classes that are ours and the host's, under the name that users know.
+    # A host's adapter may have classes that are ours and the host's, under the name users know.
     elsewhere = set(subclasses(DLiteError)) - set(ALL)
     ours = set(ALL)
     assert [
