@@ -15,9 +15,15 @@ from dataclasses import dataclass, field
 from dlite_agent.nano.chatml import Conversation
 from dlite_agent.nano.names import Split
 from dlite_agent.nano.tools import REPAIR_TOOLS, SimulatedTools
-from dlite_agent.nano.world import Size, Task, make_task
+from dlite_agent.nano.world import Function, Size, make_task
 
-__all__ = ["Transcript", "repair_conversation"]
+__all__ = [
+    "Transcript",
+    "draw_num_bugs",
+    "first_failure",
+    "repair_conversation",
+    "varied_tools",
+]
 
 _SYSTEM_PROMPTS = (
     "You fix bugs.",
@@ -96,7 +102,7 @@ def repair_conversation(
         thinking: Whether thoughts are written.
         mistakes: Probability of a deliberate mistake, from which the oracle then recovers.
     """
-    task = make_task(rng.getrandbits(40), split=split, size=size)
+    task = make_task(rng.getrandbits(40), split=split, size=size, num_bugs=draw_num_bugs(rng))
     tools = SimulatedTools(task)
     transcript = Transcript(thinking)
     if rng.random() < 0.5:
@@ -106,10 +112,11 @@ def repair_conversation(
     output = _use(transcript, tools, "I run the tests.", "run_tests", {})
     mistake = rng.choice(["edit", "body"]) if rng.random() < mistakes else ""
     while "FAIL " in output:
-        output = _repair_once(rng, transcript, tools, task, mistake)
+        path, name = first_failure(output)
+        output = _repair_once(rng, transcript, tools, (path, task.function(path, name)), mistake)
         mistake = ""
     passed = output.rsplit("\n", 1)[-1].split(" ")[0]
-    text = f"All {passed} tests pass. I fixed {task.broken.name} in {task.broken_path}."
+    text = f"All {passed} tests pass. I fixed {name} in {path}."
     transcript.answer(text, "All tests pass.")
     return Conversation(
         transcript.messages,
@@ -118,6 +125,18 @@ def repair_conversation(
         frozenset(transcript.unlearned),
         forget=rng.random() < 0.12,
     )
+
+
+def draw_num_bugs(rng: random.Random) -> int:
+    """Mostly one bug; sometimes two or three, which makes a history long in many short turns."""
+    return rng.choices([1, 2, 3], [0.8, 0.13, 0.07])[0]
+
+
+def first_failure(output: str) -> tuple[str, str]:
+    """Path and function of the first line that names a failure."""
+    line = next(line for line in output.split("\n") if line.startswith("FAIL "))
+    _, path, name = line.split(":", 1)[0].split(" ")
+    return path, name
 
 
 def _use(
@@ -134,9 +153,13 @@ def _use(
 
 
 def _repair_once(
-    rng: random.Random, transcript: Transcript, tools: SimulatedTools, task: Task, mistake: str
+    rng: random.Random,
+    transcript: Transcript,
+    tools: SimulatedTools,
+    place: tuple[str, Function],
+    mistake: str,
 ) -> str:
-    path, broken = task.broken_path, task.broken
+    path, broken = place
     seen = f"FAIL {path} {broken.name}. I read {path}."
     _use(transcript, tools, seen, "read_file", {"path": path})
     written = next(

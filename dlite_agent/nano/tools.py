@@ -168,19 +168,19 @@ class SimulatedTools(_FileTools):
             spaces[path] = {}
             exec(self.files[path], spaces[path])
         lines: list[str] = []
-        failed = 0
+        clean = dict.fromkeys(check.path for check in self._task.checks)
         for check in self._task.checks:
             got: object
             try:
                 got = spaces[check.path][check.function](*check.arguments)
             except Exception as error:  # noqa: BLE001 - as in run_tests.py
                 got = error
-            if repr(got) == repr(check.expected):
-                lines.append(f"ok {check.path} {check.function}")
-            else:
-                failed += 1
+            if repr(got) != repr(check.expected):
+                clean.pop(check.path, None)
                 lines.append(
                     f"FAIL {check.path} {check.function}: expected {check.expected!r}, got {got!r}"
                 )
+        failed = len(lines)
+        lines += [f"ok {path}" for path in clean]
         lines.append(f"{len(self._task.checks) - failed} passed, {failed} failed")
         return "\n".join(lines)

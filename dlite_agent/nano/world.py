@@ -1,8 +1,8 @@
-"""A seeded world of small Python repositories, each with exactly one bug and tests that find it.
+"""A seeded world of small Python repositories, each with one bug (or a few) and tests that find it.
 
 A repository is a package of modules with short functions. Each docstring states what its function
-returns, one function disagrees with its docstring, and `run_tests.py` (standard library only)
-names that function and its file.
+returns, one function (or a few) disagrees with its docstring, and `run_tests.py` (standard library
+only) names that function and its file.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ _TEST_TAIL = """\
 ]
 
 failed = 0
+clean = dict.fromkeys(path for path, *_ in CHECKS)
 for path, function, arguments, expected in CHECKS:
     try:
         got = function(*arguments)
     except Exception as error:
         got = error
-    name = function.__name__
-    if repr(got) == repr(expected):
-        print("ok", path, name)
-    else:
+    if repr(got) != repr(expected):
         failed += 1
-        print(f"FAIL {path} {name}: expected {expected!r}, got {got!r}")
+        clean.pop(path, None)
+        print(f"FAIL {path} {function.__name__}: expected {expected!r}, got {got!r}")
+for path in clean:
+    print("ok", path)
 print(f"{len(CHECKS) - failed} passed, {failed} failed")
 sys.exit(1 if failed else 0)
 """
@@ -118,9 +119,9 @@ class Task:
         prompt: What the user asks.
         modules: Path of each module with its functions.
         checks: What `run_tests.py` calls, in order.
-        broken_path: Module with the bug.
-        broken: The function with the bug.
-        bug: Kind of the bug.
+        broken_path: Module with the bug; with several bugs, the first that the tests name.
+        broken: The function with that bug.
+        bug: Kind of that bug.
     """
 
     seed: int
@@ -138,6 +139,15 @@ class Task:
     def key(self) -> str:
         """Template, bug and names of this task; no two splits share one."""
         return f"{self.broken.template.name}/{self.bug}/{self.broken.name}/{self.broken_path}"
+
+    @property
+    def num_bugs(self) -> int:
+        """How many functions disagree with their docstrings."""
+        return sum(f.right != f.written for _, functions in self.modules for f in functions)
+
+    def function(self, path: str, name: str) -> Function:
+        """Find a function by its module's path and its name."""
+        return next(f for f in dict(self.modules)[path] if f.name == name)
 
     def files(self) -> dict[str, str]:
         """Render every file of the repository, by path."""
@@ -260,9 +270,30 @@ def _distinct(draw: Callable[[], str], count: int) -> list[str]:
     return list(found)
 
 
-def make_task(seed: int, *, split: Split = "heldout", size: Size = "small") -> Task:
-    """Make the task of a seed; equal arguments give an equal task on every machine."""
-    digest = hashlib.sha256(f"{seed}/{split}/{size}".encode()).digest()
+def _draw_broken(rng: random.Random, counts: list[int], num_bugs: int) -> set[int]:
+    """Draw the numbers of the functions to break: one a module, and more where modules are few."""
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    if num_bugs == 1:
+        return {rng.randrange(sum(counts))}
+    modules = rng.sample(range(len(counts)), min(num_bugs, len(counts)))
+    chosen = {starts[module] + rng.randrange(counts[module]) for module in modules}
+    while len(chosen) < min(num_bugs, sum(counts)):
+        chosen.add(rng.randrange(sum(counts)))
+    return chosen
+
+
+def make_task(
+    seed: int, *, split: Split = "heldout", size: Size = "small", num_bugs: int = 1
+) -> Task:
+    """Make the task of a seed; equal arguments give an equal task on every machine.
+
+    Args:
+        seed: Which task.
+        split: Whose names it uses.
+        size: How large the repository is.
+        num_bugs: Bugs in it, in different modules where there are enough; at most its functions.
+    """
+    digest = hashlib.sha256(f"{seed}/{split}/{size}/{num_bugs}".encode()).digest()
     rng = random.Random(digest)
     invented = 0.35 if split == "train" else 0.0
     module_range, function_range = SIZES[size]
@@ -275,7 +306,7 @@ def make_task(seed: int, *, split: Split = "heldout", size: Size = "small") -> T
         return f"{noun}_{pick_words(rng, 'measure', split, 1)[0]}"
 
     names = _distinct(name, sum(counts))
-    broken_index = rng.randrange(sum(counts))
+    broken_indices = _draw_broken(rng, counts, num_bugs)
     modules: list[tuple[str, tuple[Function, ...]]] = []
     checks: list[Check] = []
     broken: tuple[str, Function, str] | None = None
@@ -284,7 +315,9 @@ def make_task(seed: int, *, split: Split = "heldout", size: Size = "small") -> T
         path = f"{project}/{stem}.py"
         functions: list[Function] = []
         while len(functions) < count:
-            function, kind = _make_function(rng, split, names[index], broken=index == broken_index)
+            function, kind = _make_function(
+                rng, split, names[index], broken=index in broken_indices
+            )
             if any(
                 function.doc == other.doc or function.right == other.right for other in functions
             ):
@@ -292,7 +325,7 @@ def make_task(seed: int, *, split: Split = "heldout", size: Size = "small") -> T
             found = _checks_of(rng, path, function)
             if found is None:
                 continue
-            if index == broken_index:
+            if index in broken_indices and broken is None:
                 broken = path, function, kind
             functions.append(function)
             checks += found
