@@ -1,0 +1,79 @@
+"""What a figure was measured on: processor, packages, revision, and how fast memory is read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import torch
+
+__all__ = ["BUFFER_BYTES", "git_revision", "package_version", "processor_name", "read_bandwidth"]
+
+BUFFER_BYTES = 512 * 2**20
+"""Larger than the caches of any processor that we know."""
+_PIECE_BYTES = 16 * 2**20
+_PASSES = 4
+
+
+def processor_name() -> str:
+    """The processor as it calls itself, or what Python knows of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def package_version(package: str) -> str | None:
+    """Version of an installed package; None when it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision() -> str | None:
+    """Commit of the checkout that this package runs from, `-dirty` with changes; None elsewhere."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def read_bandwidth(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES) -> float:
+    """Bytes that a matrix-vector product reads a second, with torch's current threads.
+
+    The product is what a decode step does with its weights. A buffer that is larger than the caches
+    is read in pieces, several times, the first to warm up; the result is that of the fastest tenth
+    of the pieces, so that other work on the machine hardly counts.
+
+    Args:
+        device: Where the buffer lies.
+        buffer_bytes: Its size.
+    """
+    width = 4096
+    pieces = max(1, buffer_bytes // _PIECE_BYTES)
+    rows = _PIECE_BYTES // (4 * width)
+    buffer = torch.ones(pieces, rows, width, device=device)
+    vector = torch.ones(width, device=device)
+    times: list[float] = []
+    for number in range(_PASSES):
+        for piece in buffer:
+            started = time.perf_counter()
+            torch.mv(piece, vector)[0].item()  # waits for the device
+            if number:
+                times.append(time.perf_counter() - started)
+    return _PIECE_BYTES / statistics.quantiles(times, n=10)[0]
