@@ -63,13 +63,14 @@ def run_turn(
     times = _Times(submitted_s)
     admitted = admit(model, request)
     times.rendered_s = time.perf_counter()
+    hinted_session_id = model.session_of_hint(request.session_hint)
     session, origin = model.sessions.acquire(
         admitted.prompt.token_ids,
-        hint_session_id=model.session_of_hint(request.session_hint),
+        hint_session_id=hinted_session_id,
         in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
         turn_start=admitted.turn_start,
     )
-    turn = _Turn(model, admitted, session, origin, times)
+    turn = _Turn(model, admitted, hinted_session_id, session, origin, times)
     try:
         with closing(turn.run(should_stop)) as chunks:
             yield from chunks
@@ -101,6 +102,7 @@ class _Turn:
 
     model: LoadedModel
     admitted: AdmittedRequest
+    hinted_session_id: str | None
     session: Session
     origin: str
     times: _Times
@@ -186,6 +188,14 @@ class _Turn:
                 times.first_token_s = times.first_token_s or time.perf_counter()
                 self.sampled.extend(round_.token_ids)
                 self.rounds.append(round_)
+                logger.debug(
+                    "round session=%s source=%s drafted=%d accepted=%d committed=%d",
+                    self.session.session_id,
+                    round_.source,
+                    round_.num_drafted,
+                    round_.num_accepted,
+                    len(round_.token_ids),
+                )
                 yield round_
 
     def _make_room(self, max_rows: int) -> None:
@@ -220,7 +230,6 @@ class _Turn:
         times, report = self.times, self.report
         assert report is not None
         assert sampling.seed is not None
-        diverged_at = report.diverged_at
         params = {
             name: getattr(sampling, name)
             for name in ("temperature", "top_k", "top_p", "max_tokens")
@@ -249,13 +258,23 @@ class _Turn:
                 "generated" if turn.message_index in prompt.spliced else "rendered"
                 for turn in self.admitted.plan.turns
             ),
-            diverged_message=None if diverged_at is None else prompt.message_at(diverged_at),
+            diverged_message=self._diverged_message(report, num_new),
             prompt_hash=_prompt_hash(prompt.token_ids),
             seed=sampling.seed,
             sampling=params,
             drafter=self.model.drafter.name,
             notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *self._contention_notes()))),
         )
+
+    def _diverged_message(self, report: SyncReport, num_new: int) -> int | None:
+        """The message in which the session and the prompt part; a fork parts from its donor."""
+        prompt = self.admitted.prompt
+        if report.diverged_at is not None:
+            return prompt.message_at(report.diverged_at)
+        named = {"tool_call": self.admitted.plan.owner_session_id, "hint": self.hinted_session_id}
+        is_fork = self.session.session_id != named.get(self.origin, self.session.session_id)
+        is_missed = report.cached and self.num_prefilled > num_new + 1
+        return prompt.message_at(report.cached) if is_fork or is_missed else None
 
     def _contention_notes(self) -> list[str]:
         """Advice for a host whose own threads slow us down; once for each engine."""
