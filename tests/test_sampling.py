@@ -113,6 +113,14 @@ class TestGreedy:
         logits[1, 99] = 1.0
         assert make_sampler(0.0).sample_rows(logits, 10).tolist() == [40, 99]
 
+    def test_lowest_id_wins_a_tie_in_a_large_vocabulary(self) -> None:
+        generator = torch.Generator().manual_seed(8)
+        for _ in range(20):
+            logits = torch.zeros(151_936)
+            tied = torch.randint(151_936, (5,), generator=generator)
+            logits[tied] = 1.0
+            assert make_sampler(0.0).sample(logits, 0) == int(tied.min())
+
     def test_noise_does_not_matter(self) -> None:
         logits = torch.randn(512, generator=torch.Generator().manual_seed(0))
         assert len({make_sampler(0.0, key=key).sample(logits, 3) for key in range(20)}) == 1
