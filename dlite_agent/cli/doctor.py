@@ -1,4 +1,4 @@
-"""`dlite-agent doctor [MODEL]`: what this machine can do and how a model fits. Reads configs only."""
+"""`dlite-agent doctor [MODEL]`: what this machine can do, and how a model fits, by its config."""
 
 from __future__ import annotations
 
@@ -108,9 +108,10 @@ def inspect_machine() -> MachineReport:
     device = resolve_device("auto")
     is_cuda = device.type == "cuda"
     free_bytes = free_memory_bytes(device)  # before the bandwidth's buffer takes some
-    versions = {name: package_version(name) for name in _PACKAGES}
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    versions |= {name: package_version(name) for name in _PACKAGES}
     return MachineReport(
-        versions={"python": platform.python_version()} | versions,
+        versions=versions,
         device=str(device),
         processor=torch.cuda.get_device_name(device) if is_cuda else processor_name(),
         dtypes=_dtypes(device),

@@ -23,6 +23,7 @@ VERBS = {
     "demo": "an agent repairs a small repository, with and without reuse, side by side",
     "chat": "talk to a model in the terminal",
     "doctor": "what this machine can run, and whether it can run MODEL",
+    "bench": "measure, and say under which conditions",
 }
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""
 

@@ -1,0 +1,83 @@
+"""`dlite-agent bench [NAME ...]`: measure, and say under which conditions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from dlite_agent.cli.console import note, table, write
+from dlite_agent.config import DType
+from dlite_agent.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dlite_agent.bench.report import BenchResult
+
+__all__ = ["BENCHES", "add_arguments", "run"]
+
+
+def _step(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.step import bench_step
+
+    return bench_step(
+        arguments.model, dtype=cast(DType, arguments.dtype), repeats=arguments.repeats
+    )
+
+
+BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
+    "step": ("a decode step against the time to read the weights", _step),
+}
+"""Name → what it measures, and how."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    listed = "; ".join(f"{name}: {about}" for name, (about, _) in BENCHES.items())
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{listed} (default: all)")
+    parser.add_argument("--model", default="nano", help="for step: nano, a folder or a hub name")
+    parser.add_argument(
+        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
+    )
+    parser.add_argument("--repeats", type=int, default=20, help="timed calls a figure")
+    parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write FOLDER/NAME.csv")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the benches that are named, all by default."""
+    names = arguments.names or list(BENCHES)
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        raise ConfigurationError(
+            f"there is no bench {unknown[0]!r}; use one of {', '.join(map(repr, BENCHES))}"
+        )
+    for name in ("repeats", "threads"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} is {value}; use at least 1")
+    if arguments.threads is not None:
+        import torch
+
+        torch.set_num_threads(arguments.threads)
+    results = []
+    for name in names:
+        result = BENCHES[name][1](arguments)
+        results.append(result)
+        if arguments.csv is not None:
+            note(f"wrote {result.write_csv(arguments.csv)}")
+        if not arguments.json:
+            write(_text(result) + "\n")
+    if arguments.json:
+        write(json.dumps({result.name: asdict(result) for result in results}))
+    return 0
+
+
+def _text(result: BenchResult) -> str:
+    header = list(result.rows[0]) if result.rows else []
+    rows = [[str(row[name]) for name in header] for row in result.rows]
+    told = "\n".join(f"{name:<24} {value}" for name, value in result.conditions.items())
+    return f"=== {result.name}\n{told}\n\n{table(header, rows)}\n\n{result.about}"
