@@ -487,6 +487,15 @@ class TestFork:
         assert session.token_ids == PROMPT + expected
         session.close()
 
+    def test_fork_knows_its_last_turn(self, session: Session) -> None:
+        session.sync(PROMPT)
+        answer(session)
+        other = session.fork()
+        second = [*session.token_ids, 7]
+        other.sync(second)
+        assert other.last_turn_start == len(second) - 1
+        other.close()
+
     def test_fork_of_a_new_session_is_empty(self, session: Session) -> None:
         assert session.fork().token_ids == []
 
