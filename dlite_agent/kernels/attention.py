@@ -1,17 +1,19 @@
 """Grouped-query attention over a list of spans, without ever repeating keys or values.
 
-The G query heads that share a kv head are folded into rows: q `[K, G·M, D]` against k `[K, S, D]`,
-rows ordered (g, m). How a shape is computed is decided once per forward by `plan_attention`, from
-measurements that `python -m dlite_agent.bench.attention` repeats:
+How a shape is computed is decided once per forward by `plan_attention`, from measurements that
+`python -m dlite_agent.bench.attention` repeats. On a CPU:
 
-- `matmul`: scores of all spans side by side, one softmax, one product a span. float32 and float64
-  on a CPU, as long as the scores stay small: twice as fast as flash attention for one row.
-- `flash`: torch's CPU flash attention for every span, merged by the log-sum-exp that it returns.
-  All bfloat16 (a plain bf16 product re-orders the keys at every call and rounds the scores), and
-  prefill chunks behind a long history, whose scores would not fit the cache.
-- `blocks`: the same merge with plain products over blocks of columns, on other devices.
+- `matmul`: the G query heads that share a kv head are folded into rows, q `[K, G·M, D]` against k
+  `[K, S, D]`, rows ordered (g, m); scores of all spans side by side, one softmax, one product a
+  span. One row of float32 behind a short history. (A bfloat16 product re-orders the keys at every call, and rounds.)
+- `folded`: torch's flash attention over the same folded rows. Few rows, whose cost is reading keys
+  and values: once instead of G times. Many rows behind a long history.
+- `grouped`: torch's flash attention over the heads as they are. Everything else: no copies to fold
+  and unfold, one call.
 
-Softmax statistics are float32 (float64 for float64 inputs) on every path.
+On other devices `matmul` while the scores are small, else `blocks`: plain products over blocks of
+columns. All but `matmul` compute a part for each span and merge the parts by log-sum-exp. Softmax
+statistics are float32 (float64 for float64 inputs) on every path.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ from torch import Tensor
 
 __all__ = ["AttentionPath", "AttentionPlan", "attend", "merge_partials", "plan_attention"]
 
-AttentionPath = Literal["matmul", "flash", "blocks"]
+AttentionPath = Literal["matmul", "folded", "grouped", "blocks"]
 KeysValues = tuple[Tensor, Tensor]
 
-_MAX_MASKED_ROWS = 32  # up to here one masked flash call beats two calls and a merge
-_MAX_SCORES = 16 * 2**20  # elements; more do not pay even for few rows
-_MAX_SCORES_MANY_ROWS = 2 * 2**20  # elements, from 64 rows on
+_FEW_ROWS = 32  # up to here, reading keys and values is what costs
+_CACHED_BYTES = 3 * 2**20  # keys and values of a layer that the core's own cache holds
+_LONG_HISTORY = 2048  # rows
+_MAX_SCORES = 4 * 2**20  # elements
 _BLOCK_COLUMNS = 4096
 
 
@@ -42,7 +45,7 @@ class AttentionPlan:
         path: See the module's docstring.
         num_rows: M queries; the last M cached rows are their own.
         mask: Added to the scores of the last columns, 0 or -inf; None for one row. [M, M] on the
-            `matmul` path, else [G·M, columns of the last part].
+            `matmul` path, else [M or G·M, columns of the last part].
         is_tail_apart: The queries' own rows are a part of their own, behind the full spans.
     """
 
@@ -63,18 +66,20 @@ def plan_attention(
     Args:
         query_shape: M, H, K: query rows, query heads, kv heads.
         span_rows: Cached rows of each span; their sum is at least M.
-        like: Any tensor of the type and on the device of the queries.
+        like: A tensor of the type, device and last dimension D of the queries.
         path: Take this one instead of the one that was measured fastest.
     """
     num_rows, num_heads, num_kv_heads = query_shape
-    path = path or _choose_path(num_rows, num_heads * num_rows * sum(span_rows), like)
+    path = path or _choose_path(query_shape, span_rows, like)
     if num_rows == 1:
         return AttentionPlan(path, 1, None, is_tail_apart=False)
     if path == "matmul":
         return AttentionPlan(path, num_rows, _causal_mask(num_rows, num_rows, like), False)
-    is_apart = num_rows > _MAX_MASKED_ROWS or path == "blocks" or span_rows[-1] < num_rows
-    columns = num_rows if is_apart else span_rows[-1]
-    mask = _causal_mask(num_rows, columns, like).repeat(num_heads // num_kv_heads, 1)
+    is_apart = span_rows[-1] < num_rows or path == "blocks"
+    is_apart = is_apart or (path == "folded" and num_rows > _FEW_ROWS)  # a large mask costs more
+    mask = _causal_mask(num_rows, num_rows if is_apart else span_rows[-1], like)
+    if path != "grouped":
+        mask = mask.repeat(num_heads // num_kv_heads, 1)
     return AttentionPlan(path, num_rows, mask, is_apart)
 
 
@@ -91,16 +96,15 @@ def attend(q: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tenso
     Returns:
         [M, H·D] in the type of the keys.
     """
-    num_rows, _, head_dim = q.shape
+    num_rows, num_heads, head_dim = q.shape
     keys = spans[0][0]
-    folded = _fold(q, keys.shape[0], keys.dtype)
-    if plan.path == "matmul":
-        out = _attend_matmul(folded, spans, plan)
+    if plan.path == "grouped":
+        out = _attend_parts(q.transpose(0, 1).to(keys.dtype), spans, plan)  # [H, M, D]
     else:
-        out = _attend_parts(folded, spans, plan)
-    if num_rows == 1:
-        return out.view(1, -1)
-    return out.view(keys.shape[0], -1, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, -1)
+        folded = _fold(q, keys.shape[0], keys.dtype)
+        attend_folded = _attend_matmul if plan.path == "matmul" else _attend_parts
+        out = attend_folded(folded, spans, plan).view(num_heads, num_rows, head_dim)
+    return out.transpose(0, 1).reshape(num_rows, -1)
 
 
 def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -122,11 +126,22 @@ def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return merged
 
 
-def _choose_path(num_rows: int, num_scores: int, like: Tensor) -> AttentionPath:
-    limit = _MAX_SCORES_MANY_ROWS if num_rows >= 64 else _MAX_SCORES
+def _choose_path(
+    query_shape: tuple[int, int, int], span_rows: Sequence[int], like: Tensor
+) -> AttentionPath:
+    num_rows, num_heads, num_kv_heads = query_shape
+    num_cached = sum(span_rows)
     if like.device.type != "cpu":
-        return "matmul" if num_scores <= limit else "blocks"
-    return "flash" if like.dtype == torch.bfloat16 or num_scores > limit else "matmul"
+        return "matmul" if num_heads * num_rows * num_cached <= _MAX_SCORES else "blocks"
+    is_bfloat16 = like.dtype == torch.bfloat16
+    if num_rows > _FEW_ROWS:
+        return "folded" if num_cached > _LONG_HISTORY else "grouped"
+    if is_bfloat16:
+        return "grouped" if num_rows == 1 and num_heads <= 4 * num_kv_heads else "folded"
+    kv_bytes = 2 * num_kv_heads * num_cached * like.shape[-1] * like.element_size()
+    if kv_bytes > _CACHED_BYTES:
+        return "folded"
+    return "matmul" if num_rows == 1 else "grouped"
 
 
 def _fold(q: Tensor, num_kv_heads: int, dtype: torch.dtype) -> Tensor:
@@ -163,22 +178,28 @@ def _attend_matmul(folded: Tensor, spans: Sequence[KeysValues], plan: AttentionP
     return out
 
 
-def _attend_parts(folded: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tensor:
+def _attend_parts(q: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tensor:
+    """Parts and their merge; q is [K, G·M, D] or, on the `grouped` path, [H, M, D]."""
     parts = _split_tail(spans, plan.num_rows) if plan.is_tail_apart else list(spans)
-    *full, (last_keys, last_values) = parts
-    if plan.path == "flash":
-        partials = [_flash_partial(folded, keys, values, None) for keys, values in full]
-        partials.append(_flash_partial(folded, last_keys, last_values, plan.mask))
-    else:
-        partials = [
-            _plain_partial(folded, block_keys, block_values, None)
-            for keys, values in full
-            for block_keys, block_values in zip(
-                keys.split(_BLOCK_COLUMNS, 1), values.split(_BLOCK_COLUMNS, 1), strict=True
-            )
-        ]
-        partials.append(_plain_partial(folded, last_keys, last_values, plan.mask))
-    return merge_partials(partials).to(folded.dtype)
+    partial = _flash_partial
+    if plan.path == "blocks":
+        partial = _plain_partial
+        parts = [*_cut_blocks(parts[:-1]), parts[-1]]
+    masks = [None] * (len(parts) - 1) + [plan.mask]
+    partials = [partial(q, keys, values, m) for (keys, values), m in zip(parts, masks, strict=True)]
+    return merge_partials(partials).to(q.dtype)
+
+
+def _cut_blocks(spans: Sequence[KeysValues]) -> list[KeysValues]:
+    return [
+        block
+        for keys, values in spans
+        for block in zip(
+            torch.split(keys, _BLOCK_COLUMNS, 1),
+            torch.split(values, _BLOCK_COLUMNS, 1),
+            strict=True,
+        )
+    ]
 
 
 def _split_tail(spans: Sequence[KeysValues], num_rows: int) -> list[KeysValues]:
@@ -200,23 +221,23 @@ def _split_tail(spans: Sequence[KeysValues], num_rows: int) -> list[KeysValues]:
 
 
 def _flash_partial(
-    folded: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        folded.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=1.0
+        q.unsqueeze(0), keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=1.0
     )
     return out[0], lse[0]
 
 
 def _plain_partial(
-    folded: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    scores = torch.bmm(folded, keys.transpose(1, 2)).to(_statistics(folded.dtype))
+    scores = torch.bmm(q, keys.transpose(1, 2)).to(_statistics(q.dtype))
     if mask is not None:
         scores += mask
     lse = scores.logsumexp(dim=-1)
     weights = scores.sub_(lse.unsqueeze(-1)).exp_()
-    return torch.bmm(weights.to(folded.dtype), values), lse
+    return torch.bmm(weights.to(q.dtype), values), lse
 
 
 def _statistics(dtype: torch.dtype) -> torch.dtype:

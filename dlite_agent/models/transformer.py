@@ -97,6 +97,7 @@ class DenseTransformer:
         self.rows_computed = 0
         self.pool = KVPool(config, dtype=dtype, device=device, max_bytes=max_kv_bytes)
         self._wide = torch.float64 if dtype == torch.float64 else torch.float32
+        self._like = torch.empty(0, config.head_dim, dtype=dtype, device=device)
         self._rotary = RotaryTable(
             config.head_dim, config.rope_theta, dtype=self._wide, device=device
         )
@@ -147,7 +148,7 @@ class DenseTransformer:
         rotation = self._rotary.rows(kv.length, num_rows)
         x = functional.embedding(token_ids, self._embedding)  # [Q, E]
         query_shape = (num_rows, config.num_heads, config.num_kv_heads)
-        plan = plan_attention(query_shape, kv.span_rows(), x)
+        plan = plan_attention(query_shape, kv.span_rows(), self._like)
         tapped: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             x = self._decoder_layer(layer, index, x, _Pass(kv, rotation, plan))

@@ -17,7 +17,7 @@ from dlite_agent.kernels.attention import (
 
 HEAD_DIM = 16
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 4e-2}
-PATHS: list[AttentionPath] = ["matmul", "flash", "blocks"]
+PATHS: list[AttentionPath] = ["matmul", "folded", "grouped", "blocks"]
 
 
 def reference(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -132,15 +132,21 @@ def test_one_part_is_merged_as_it_is() -> None:
 
 
 def test_path_follows_type_and_size() -> None:
-    single, half = torch.empty(0), torch.empty(0, dtype=torch.bfloat16)
+    single, half = torch.empty(0, 56), torch.empty(0, 56, dtype=torch.bfloat16)
+    elsewhere = torch.empty(0, 56, device="meta")
 
-    def path(num_rows: int, num_cached: int, like: Tensor) -> str:
-        return plan_attention((num_rows, 4, 2), [num_cached], like).path
+    def path(num_rows: int, num_cached: int, like: Tensor, num_heads: int = 4) -> str:
+        return plan_attention((num_rows, num_heads, 2), [num_cached], like).path
 
     assert path(1, 3_000, single) == "matmul"
-    assert path(8, 3_000, single) == "matmul"
-    assert path(256, 256, single) == "matmul"
-    assert path(256, 3_000, single) == "flash"
-    assert path(1, 300, half) == "flash"
-    assert path(8, 300, torch.empty(0, device="meta")) == "matmul"
-    assert path(256, 30_000, torch.empty(0, device="meta")) == "blocks"
+    assert path(1, 10_000, single) == "folded"
+    assert path(8, 1_000, single) == "grouped"
+    assert path(8, 30_000, single) == "folded"
+    assert path(256, 256, single) == "grouped"
+    assert path(256, 3_000, single) == "folded"
+    assert path(1, 300, half) == "grouped"
+    assert path(1, 300, half, num_heads=14) == "folded"
+    assert path(8, 300, half) == "folded"
+    assert path(33, 300, half) == "grouped"
+    assert path(8, 300, elsewhere) == "matmul"
+    assert path(256, 30_000, elsewhere) == "blocks"
