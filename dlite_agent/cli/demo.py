@@ -20,6 +20,7 @@ from dlite_agent.cli.comparison import Comparison, Margin, cold_margin, compare
 from dlite_agent.cli.console import write
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
 from dlite_agent.config import DType, EngineConfig, ReusePolicy
+from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ OpenBackend = Callable[[ReusePolicy], AbstractContextManager[ChatBackend]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument("--seed", type=int, default=DEMO_SEED, help="which held-out task")
-    parser.add_argument("--bugs", type=int, default=3, help="bugs in the repository; 3 by default")
+    parser.add_argument("--bugs", type=int, default=3, help="in the repository; 3 by default")
     parser.add_argument(
         "--size",
         default="large",
@@ -58,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the three agents; 0 when the task was solved and the tokens are the same."""
     from dlite_agent.nano.agent import require_langchain
 
+    if arguments.bugs < 1:
+        raise ConfigurationError(f"--bugs is {arguments.bugs}; use at least 1")
     require_langchain()
     report = run_demo(arguments, _opener(arguments), cold_margin(MODEL, arguments.dtype))
     if arguments.json:
@@ -82,9 +85,8 @@ def run_demo(
 
     task = make_task(arguments.seed, split="heldout", size=arguments.size, num_bugs=arguments.bugs)
     show = _Show(quiet=arguments.json)
-    show.line(
-        f"A repository of {len(task.files())} files, bugs: {task.num_bugs}. The user: {task.prompt}"
-    )
+    bugs = "one bug" if task.num_bugs == 1 else f"{task.num_bugs} bugs"
+    show.line(f"A repository of {len(task.files())} files with {bugs}. The user: {task.prompt}")
     show.line(f"{MODEL}, {arguments.dtype}, drafter {arguments.drafter}, greedy; three runs.")
     thinking = None if arguments.think else False
     runs: dict[ReusePolicy, AgentRun] = {}

@@ -44,6 +44,7 @@ def demo_arguments(**changes: Any) -> argparse.Namespace:
     options: dict[str, Any] = {
         "seed": 0,
         "size": "tiny",
+        "bugs": 1,
         "dtype": "float32",
         "drafter": "auto",
         "think": False,

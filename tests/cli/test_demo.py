@@ -13,6 +13,7 @@ import pytest
 from dlite_agent.backend import ChatBackend
 from dlite_agent.cli.demo import run_demo
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
+from dlite_agent.cli.main import main
 from dlite_agent.config import ReusePolicy
 from tests.cli.scripted import agent_run, call, demo_arguments, solver
 
@@ -47,6 +48,7 @@ def test_a_solved_task_is_reported_with_every_field(capsys: pytest.CaptureFixtur
 def test_each_turn_has_a_line_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     run_demo(demo_arguments(), opener(), never)
     shown = capsys.readouterr().out
+    assert shown.startswith("A repository of 3 files with one bug. The user: ")
     lines = [line for line in shown.splitlines() if line.startswith("  turn ")]
     assert len(lines) == 3 * 6
     for word in ("new", "cached", "prefilled", "written", "drafted", "accepted", "ms"):
@@ -107,3 +109,8 @@ def test_a_missing_langchain_is_named_with_the_pip_line_before_anything_is_loade
     assert done.stdout == ""
     assert 'pip install "dlite-agent[demo]"' in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_repository_without_a_bug_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--bugs", "0"]) == 2
+    assert "--bugs is 0" in capsys.readouterr().err
