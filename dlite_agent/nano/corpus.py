@@ -32,8 +32,8 @@ POOL_ROWS = 160
 _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
-_LATE_SIZES = (0.36, 0.36, 0.22, 0.06)
-_DIALECTS = {"repair": 0.42, "mini": 0.33, "skills": 0.25}
+_LATE_SIZES = (0.3, 0.33, 0.23, 0.14)
+_DIALECTS = {"repair": 0.36, "mini": 0.29, "skills": 0.35}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _pool_batches(
             rows.append(_copy_row(rng, num_ids, width, width // 2))
         for start in range(0, len(rows), count):
             batches.append(_batch(rng, rows[start : start + count], width, 0.3))
-    for _ in range(len(batches) // 12):
+    for _ in range(len(batches) // 14):
         width = rng.choice((256, 256, 256, 512, 1024))
         rows = [_copy_row(rng, num_ids, width, width // 2) for _ in range(_BATCH_TOKENS // width)]
         batches.append(_batch(rng, rows, width, 0.3))

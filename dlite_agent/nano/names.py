@@ -64,7 +64,7 @@ type unit usage value view volume weight width worth yield zone
 _VARIABLES = """
 a b c d e f g h j k m n p q r s t u v w x y z alpha beta gamma second third left right top bottom
 old base extra start end now then near far wide tall rich poor fast slow north south east west
-upper lower inner outer prior later source goal mine yours front back seen due paid owed used
+inner outer prior later source goal mine yours front back seen due paid owed used
 spare gross net heavy light warm cold young aged broad thin big long short deep flat dry wet
 """.split()
 

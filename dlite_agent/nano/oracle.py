@@ -129,7 +129,7 @@ def repair_conversation(
 
 def draw_num_bugs(rng: random.Random) -> int:
     """Mostly one bug; sometimes two or three, which makes a history long in many short turns."""
-    return rng.choices([1, 2, 3], [0.8, 0.13, 0.07])[0]
+    return rng.choices([1, 2, 3], [0.7, 0.17, 0.13])[0]
 
 
 def first_failure(output: str) -> tuple[str, str]:
@@ -162,25 +162,21 @@ def _repair_once(
     path, broken = place
     seen = f"FAIL {path} {broken.name}. I read {path}."
     _use(transcript, tools, seen, "read_file", {"path": path})
-    written = next(
-        source
-        for source in tools.files[path].split("\n\n\n")
-        if source.startswith(f"def {broken.name}(")
-    ).rstrip("\n")
-    right = broken.source(broken.right)
-    edit = {"path": path, "old": written, "new": right}
+    start = f"    {broken.name} = "
+    written = next(line for line in tools.files[path].split("\n") if line.startswith(start))
+    text = f"{broken.name} is {broken.doc}."
+    edit = {"path": path, "old": written.strip(), "new": broken.line(broken.right)}
     if mistake == "edit":
-        wrong = edit | {"old": written.replace("return ", "return  ")}
+        wrong = edit | {"old": edit["old"].replace(" = ", " =  ")}
         transcript.unlearned.add(len(transcript.messages))
-        _use(transcript, tools, f"I fix {broken.name}.", "edit_file", wrong)
-        _use(
-            transcript, tools, f"The edit failed. I read {path} again.", "read_file", {"path": path}
-        )
+        _use(transcript, tools, text, "edit_file", wrong)
+        again = f"The edit failed. I read {path} again."
+        _use(transcript, tools, again, "read_file", {"path": path})
     elif mistake == "body":
-        others = [f"return {wrong}" for _, wrong in broken.template.bugs]
         names = dict(zip("abc", broken.parameters, strict=False)) | {"k": "7", "l": "8"}
-        edit["new"] = broken.source(rng.choice(others).format(**names).removeprefix("return "))
+        body = rng.choice(broken.template.bugs)[1].format(**names)
+        edit["new"] = broken.line(body)
         transcript.unlearned.add(len(transcript.messages))
-    output = _use(transcript, tools, f"I fix {broken.name}.", "edit_file", edit)
+    output = _use(transcript, tools, text, "edit_file", edit)
     assert output.startswith("Edited"), output
     return _use(transcript, tools, "I run the tests again.", "run_tests", {})

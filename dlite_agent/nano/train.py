@@ -55,10 +55,10 @@ class Recipe:
 
     seed: int = 1
     copy_tokens: int = 600_000
-    world_tokens: int = 16_000_000
+    world_tokens: int = 12_000_000
     matrix_lr: float = 0.02
     other_lr: float = 0.005
-    decay: float = 0.3
+    decay: float = 0.7
     save_every_s: float = 180.0
     log_every_s: float = 20.0
     compiled: bool = True

@@ -11,7 +11,6 @@ import hashlib
 import random
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -87,14 +86,22 @@ class Function:
     right: str
     written: str
 
-    @property
-    def header(self) -> str:
-        """The `def` line and the docstring line."""
-        return f'def {self.name}({", ".join(self.parameters)}):\n    """Return {self.doc}."""'
+    def line(self, body: str) -> str:
+        """Render the line that decides, with a body.
 
-    def source(self, body: str | None = None) -> str:
-        """Render the function with what stands in the file, or with another body."""
-        return f"{self.header}\n    return {self.written if body is None else body}"
+        It starts with the function's name, as a result variable does in some languages: a small
+        model finds it by the name, and an edit of this line alone is unique in the file.
+        """
+        return f"{self.name} = {body}"
+
+    def source(self) -> str:
+        """Render the function as it stands in the file."""
+        return (
+            f"def {self.name}({', '.join(self.parameters)}):\n"
+            f'    """{self.name} is {self.doc}."""\n'
+            f"    {self.line(self.written)}\n"
+            f"    return {self.name}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +241,7 @@ def _make_function(
     rng: random.Random, split: Split, name: str, *, broken: bool
 ) -> tuple[Function, str]:
     template = rng.choice(TEMPLATES)
-    names = pick_words(rng, "variable", split, len(template.kinds), 0.1 if split == "train" else 0)
+    names = pick_words(rng, "variable", split, len(template.kinds), 0.3 if split == "train" else 0)
     constant = rng.randint(3, 9)
     words = dict(zip("abc", names, strict=False)) | {"k": str(constant)}
     words["l"] = str(constant + rng.choice([-1, 1]))
@@ -263,13 +270,6 @@ def _checks_of(rng: random.Random, path: str, function: Function) -> list[Check]
     return checks
 
 
-def _distinct(draw: Callable[[], str], count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found[draw()] = None
-    return list(found)
-
-
 def _draw_broken(rng: random.Random, counts: list[int], num_bugs: int) -> set[int]:
     """Draw the numbers of the functions to break: one a module, and more where modules are few."""
     starts = [sum(counts[:i]) for i in range(len(counts))]
@@ -295,17 +295,15 @@ def make_task(
     """
     digest = hashlib.sha256(f"{seed}/{split}/{size}/{num_bugs}".encode()).digest()
     rng = random.Random(digest)
-    invented = 0.35 if split == "train" else 0.0
+    invented = 0.5 if split == "train" else 0.0
     module_range, function_range = SIZES[size]
     num_modules = rng.randint(*module_range)
     counts = [rng.randint(*function_range) for _ in range(num_modules)]
     project, *stems = pick_words(rng, "word", split, num_modules + 1, invented)
 
-    def name() -> str:
-        noun = pick_words(rng, "word", split, 1, invented)[0]
-        return f"{noun}_{pick_words(rng, 'measure', split, 1)[0]}"
-
-    names = _distinct(name, sum(counts))
+    taken = {project, *stems}
+    count = sum(counts) + len(taken)
+    names = [word for word in pick_words(rng, "word", split, count, invented) if word not in taken]
     broken_indices = _draw_broken(rng, counts, num_bugs)
     modules: list[tuple[str, tuple[Function, ...]]] = []
     checks: list[Check] = []

@@ -85,7 +85,7 @@ def test_the_shell_prints_what_the_simulation_says(tmp_path: Path) -> None:
             assert shell.execute(command) == run(command, root)
         found = shell.execute(f"grep -n -A2 'def {broken.name}(' {path}")[1]
         line = found.strip().split("\n")[-1].split("-")[0]
-        command = f"sed -i '{line}c\\    return {broken.right}' {path}"
+        command = f"sed -i '{line}c\\    {broken.line(broken.right)}' {path}"
         assert shell.execute(command) == run(command, root)
         assert shell.execute("python3 run_tests.py") == run("python3 run_tests.py", root)
         assert task.solved(root)

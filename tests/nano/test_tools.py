@@ -29,7 +29,11 @@ def test_simulated_tools_give_the_text_of_the_real_ones(size: str, tmp_path: Pat
             ("edit_file", {"path": path, "old": "nowhere to be found", "new": ""}),
             (
                 "edit_file",
-                {"path": path, "old": broken.source(), "new": broken.source(broken.right)},
+                {
+                    "path": path,
+                    "old": broken.line(broken.written),
+                    "new": broken.line(broken.right),
+                },
             ),
             ("run_tests", {}),
             ("list_files", {}),

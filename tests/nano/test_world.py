@@ -64,7 +64,8 @@ def test_the_tests_fail_before_the_fix_and_pass_after(size: Size, tmp_path: Path
         root = task.materialise(tmp_path / str(seed))
         assert not task.solved(root)
         tools = RepairTools(root)
-        old, new = task.broken.source(), task.broken.source(task.broken.right)
+        broken = task.broken
+        old, new = broken.line(broken.written), broken.line(broken.right)
         assert tools.edit_file(task.broken_path, old, new) == f"Edited {task.broken_path}"
         assert task.solved(root)
 
@@ -73,7 +74,8 @@ def test_simulated_tasks_fail_before_the_fix_and_pass_after() -> None:
     for seed in range(300):
         tools = SimulatedTools(task := make_task(seed, split="train", size="tiny"))
         assert f"FAIL {task.broken_path} {task.broken.name}: " in tools.run_tests()
-        old, new = task.broken.source(), task.broken.source(task.broken.right)
+        broken = task.broken
+        old, new = broken.line(broken.written), broken.line(broken.right)
         tools.edit_file(task.broken_path, old, new)
         assert "FAIL" not in tools.run_tests()
 
