@@ -72,7 +72,8 @@ docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(VENV)/.installed-demo
-	$(BIN)/python -m dlite_agent.bench.attention $(ARGS)
+	$(BIN)/dlite-agent bench $(ARGS)
+	$(BIN)/python -m dlite_agent.bench.attention
 
 nano: $(VENV)/.installed-train
 	$(BIN)/python -m dlite_agent.nano.train $(ARGS)
