@@ -38,8 +38,8 @@ class EngineConfig:
         drafter: `"auto"`, `"null"` (plain decoding) or `"lookup"` (copies from the session).
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
-        dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it, else
-            float32.
+        dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the
+            model is large enough to gain from it, else float32.
         max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint
             allows.
         max_kv_bytes: Budget of the KV pool in bytes; None: a quarter of the free memory.

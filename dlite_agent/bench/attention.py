@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlite_agent.bench.machine import git_revision, processor_name
 from dlite_agent.kernels.attention import AttentionPath, attend, plan_attention
 
 __all__ = ["Figure", "Heads", "main", "measure_shape"]
@@ -122,12 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="write one JSON object")
     parser.add_argument("--repeats", type=int, default=50, help="timed calls a path at most")
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
-    parser.add_argument("--quick", action="store_true", help="only the heads of nano")
+    parser.add_argument("--quick", action="store_true", help="nano's heads, a short history")
     options = parser.parse_args(argv)
     if options.threads:
         torch.set_num_threads(options.threads)
     conditions = {
-        "processor": _processor(),
+        "processor": processor_name(),
+        "revision": git_revision(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "repeats": options.repeats,
@@ -153,12 +153,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _shapes(models: Sequence[Heads]) -> list[tuple[Heads, torch.dtype, int, int]]:
+def _shapes(*, is_quick: bool) -> list[tuple[Heads, torch.dtype, int, int]]:
     return [
         (heads, dtype, num_cached, num_rows)
-        for heads in models
+        for heads in (_MODELS[:1] if is_quick else _MODELS)
         for dtype in (torch.float32, torch.bfloat16)
-        for num_cached in _CACHED
+        for num_cached in (_CACHED[:1] if is_quick else _CACHED)
         for num_rows in _ROWS
     ]
 
@@ -185,16 +185,7 @@ def _repeated(q: Tensor, kv: tuple[Tensor, ...], mask: Tensor) -> Tensor:
 
 def _spread(times: list[float]) -> float:
     low, middle, high = statistics.quantiles(times, n=4)
-    return (high - low) / middle
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    return (high - low) / middle if middle else 0.0
 
 
 _HEADER = (

@@ -5,7 +5,8 @@ How a shape is computed is decided once per forward by `plan_attention`, from me
 
 - `matmul`: the G query heads that share a kv head are folded into rows, q `[K, G·M, D]` against k
   `[K, S, D]`, rows ordered (g, m); scores of all spans side by side, one softmax, one product a
-  span. One row of float32 behind a short history. (A bfloat16 product re-orders the keys at every call, and rounds.)
+  span. One row of float32 behind a short history. (In bfloat16, such a product re-orders the keys
+  at every call, and rounds the scores.)
 - `folded`: torch's flash attention over the same folded rows. Few rows, whose cost is reading keys
   and values: once instead of G times. Many rows behind a long history.
 - `grouped`: torch's flash attention over the heads as they are. Everything else: no copies to fold

@@ -11,6 +11,11 @@ from dlite_agent.errors import ConfigurationError
 
 __all__ = ["free_memory_bytes", "resolve_device", "resolve_dtype"]
 
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
 _SMALL_NUM_WEIGHTS = 32_000_000
 """Up to here float32 beats bfloat16 on a CPU: a packed bf16 product takes 20 µs to start."""
 
@@ -44,10 +49,14 @@ def resolve_dtype(name: str, device: torch.device, num_weights: int) -> torch.dt
 
     `"auto"` is bfloat16 where the device computes in it, else float32; on a CPU also float32 for
     models so small that it is faster there.
+
+    Raises:
+        ConfigurationError: Nothing has this name.
     """
+    if name in _DTYPES:
+        return _DTYPES[name]
     if name != "auto":
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        raise ConfigurationError(f"dtype is {name!r}; use 'auto', {', '.join(map(repr, _DTYPES))}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     computes_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

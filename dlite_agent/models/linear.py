@@ -81,7 +81,7 @@ def make_linear(weight: Tensor) -> Linear:
     if (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     ):
         return PackedLinear(weight)
     return TransposedLinear(weight)

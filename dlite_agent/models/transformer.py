@@ -105,7 +105,8 @@ class DenseTransformer:
         def load(name: str) -> Tensor:
             return read(name).to(device=device, dtype=dtype)
 
-        self._embedding = load("model.embed_tokens.weight").contiguous()
+        # A copy, since what was read may be a map of the file.
+        self._embedding = load("model.embed_tokens.weight").clone()
         self._layers = [_load_layer(config, load, layer) for layer in range(config.num_layers)]
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
         head = self._embedding if config.tie_word_embeddings else load("lm_head.weight")
@@ -144,6 +145,7 @@ class DenseTransformer:
     ) -> TargetOutput:
         """Compute Q rows behind `kv.length`; see `TargetModel.forward`."""
         config, num_rows = self.config, token_ids.shape[0]
+        assert all(0 <= layer < config.num_layers for layer in taps), "taps name layers"
         kv.reserve(num_rows)
         rotation = self._rotary.rows(kv.length, num_rows)
         x = functional.embedding(token_ids, self._embedding)  # [Q, E]

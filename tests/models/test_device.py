@@ -47,5 +47,10 @@ def test_named_dtype_is_taken(name: str) -> None:
     assert resolve_dtype(name, CPU, 5_000_000) == getattr(torch, name)
 
 
+def test_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="dtype is 'float16'; use 'auto', 'float32'"):
+        resolve_dtype("float16", CPU, 5_000_000)
+
+
 def test_free_memory_is_a_plausible_number() -> None:
     assert 2**24 < free_memory_bytes(CPU) < 2**46
