@@ -136,9 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.json:
         sys.stdout.write(f"{conditions}\n{_HEADER}\n")
     with torch.no_grad():
-        for heads, dtype, num_cached, num_rows in _shapes(
-            _MODELS[:1] if options.quick else _MODELS
-        ):
+        for heads, dtype, num_cached, num_rows in _shapes(is_quick=options.quick):
             figure = measure_shape(heads, dtype, num_rows, num_cached, repeats=options.repeats)
             figures.append(figure)
             if not options.json:
