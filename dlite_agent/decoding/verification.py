@@ -92,15 +92,13 @@ def verify(
 
     committed: list[int] = []
     num_accepted = 0
-    is_terminal = False
     for token_id in sampler.sample_each(reachable, first_position):
         is_match = len(committed) < len(drafted) and token_id == drafted[len(committed)]
         committed.append(token_id)
         num_accepted += is_match
-        is_terminal = token_id in rows.stop_token_ids
-        if is_terminal or not is_match:
+        if not is_match:
             break
-    return Verification(tuple(committed), num_accepted, is_terminal)
+    return Verification(tuple(committed), num_accepted, committed[-1] in rows.stop_token_ids)
 
 
 def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:
