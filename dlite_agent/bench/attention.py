@@ -1,38 +1,36 @@
 """Why each shape of attention takes its path: every path measured, the chosen one marked.
 
-`python -m dlite_agent.bench.attention [--json] [--repeats N] [--threads N] [--quick]`
-
 A shape is M query rows against S cached ones. `repeated` is what a model library does: keys and
 values repeated for every query head, then torch's attention. Keys and values are slices of a larger
 pool, as in a session, and rotate through several layers, so that they do not stay in the core's own
-cache. With one thread the clock is that thread's processor time, so that other work on the machine
-counts little.
+cache.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlite_agent.bench.machine import git_revision, processor_name
+from dlite_agent.bench.machine import bench_clock
+from dlite_agent.bench.report import BenchResult, conditions
 from dlite_agent.kernels.attention import AttentionPath, attend, plan_attention
 
-__all__ = ["Figure", "Heads", "main", "measure_shape"]
+__all__ = ["Figure", "Heads", "bench_attention", "measure_shape"]
 
 _PATHS: tuple[AttentionPath, ...] = ("matmul", "folded", "grouped", "blocks")
 _NUM_LAYERS = 4
 _MAX_SECONDS = 0.2  # of timed calls, per path and shape
 _MIN_CALLS = 5
+_ABOUT = (
+    "attention of a layer: rows = M, cached = S; microseconds by path; repeated = keys and values "
+    "repeated for every query head; to_fastest = the chosen path over the fastest one"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,40 +113,31 @@ def measure_shape(
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure all shapes and write a table, or with `--json` one object."""
-    parser = argparse.ArgumentParser(prog="python -m dlite_agent.bench.attention")
-    parser.add_argument("--json", action="store_true", help="write one JSON object")
-    parser.add_argument("--repeats", type=int, default=50, help="timed calls a path at most")
-    parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
-    parser.add_argument("--quick", action="store_true", help="nano's heads, a short history")
-    options = parser.parse_args(argv)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    conditions = {
-        "processor": processor_name(),
-        "revision": git_revision(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "repeats": options.repeats,
-    }
-    figures = []
-    if not options.json:
-        sys.stdout.write(f"{conditions}\n{_HEADER}\n")
+def bench_attention(*, repeats: int = 50, is_quick: bool = False) -> BenchResult:
+    """Measure all shapes.
+
+    Args:
+        repeats: Timed calls a path at most; fewer when they take longer than 0.2 s.
+        is_quick: Only nano's heads and a short history.
+    """
+    rows: list[dict[str, str | int | float | None]] = []
     with torch.no_grad():
-        for heads, dtype, num_cached, num_rows in _shapes(is_quick=options.quick):
-            figure = measure_shape(heads, dtype, num_rows, num_cached, repeats=options.repeats)
-            figures.append(figure)
-            if not options.json:
-                sys.stdout.write(_row(figure) + "\n")
-                sys.stdout.flush()
-    worst = max(figures, key=lambda figure: figure.chosen_over_best)
-    if options.json:
-        content = {"conditions": conditions, "figures": [asdict(figure) for figure in figures]}
-        sys.stdout.write(json.dumps(content) + "\n")
-    else:
-        sys.stdout.write(f"worst choice: {worst.chosen_over_best} x the fastest path\n")
-    return 0
+        for heads, dtype, num_cached, num_rows in _shapes(is_quick=is_quick):
+            figure = measure_shape(heads, dtype, num_rows, num_cached, repeats=repeats)
+            times = {f"{name}_us": value for name, value in figure.median_us.items()}
+            rows.append(
+                {
+                    "heads": figure.heads,
+                    "dtype": figure.dtype,
+                    "cached": figure.num_cached,
+                    "rows": figure.num_rows,
+                    **times,
+                    "chosen": figure.chosen,
+                    "to_fastest": figure.chosen_over_best,
+                    "spread": figure.spread,
+                }
+            )
+    return BenchResult("attention", _ABOUT, conditions(warmup=1, repeats=repeats), rows)
 
 
 def _shapes(*, is_quick: bool) -> list[tuple[Heads, torch.dtype, int, int]]:
@@ -163,7 +152,7 @@ def _shapes(*, is_quick: bool) -> list[tuple[Heads, torch.dtype, int, int]]:
 
 def _time(calls: Sequence[Callable[[], Tensor]], repeats: int) -> list[float]:
     """Seconds of each call; the calls take turns."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock, _ = bench_clock()
     calls[0]()
     times: list[float] = []
     while len(times) < repeats and (len(times) < _MIN_CALLS or sum(times) < _MAX_SECONDS):
@@ -184,21 +173,3 @@ def _repeated(q: Tensor, kv: tuple[Tensor, ...], mask: Tensor) -> Tensor:
 def _spread(times: list[float]) -> float:
     low, middle, high = statistics.quantiles(times, n=4)
     return (high - low) / middle if middle else 0.0
-
-
-_HEADER = (
-    f"{'heads':<11} {'dtype':<9} {'S':>5} {'M':>4}  {'matmul':>9} {'folded':>9} {'grouped':>9} "
-    f"{'blocks':>9} {'repeated':>9} us  chosen (x fastest)"
-)
-
-
-def _row(figure: Figure) -> str:
-    times = " ".join(f"{figure.median_us[name]:>9.1f}" for name in (*_PATHS, "repeated"))
-    return (
-        f"{figure.heads:<11} {figure.dtype:<9} {figure.num_cached:>5} {figure.num_rows:>4}  {times}"
-        f"     {figure.chosen} ({figure.chosen_over_best})"
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,11 +7,19 @@ import platform
 import statistics
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-__all__ = ["BUFFER_BYTES", "git_revision", "package_version", "processor_name", "read_bandwidth"]
+__all__ = [
+    "BUFFER_BYTES",
+    "bench_clock",
+    "git_revision",
+    "package_version",
+    "processor_name",
+    "read_bandwidth",
+]
 
 BUFFER_BYTES = 512 * 2**20
 """Larger than the caches of any processor that we know."""
@@ -53,6 +61,17 @@ def git_revision() -> str | None:
     return done.stdout.strip() or None
 
 
+def bench_clock() -> tuple[Callable[[], float], str]:
+    """The clock that benches read, in seconds, and what it is called.
+
+    With one compute thread on a CPU it is that thread's processor time, so that other work on the
+    machine counts little; else the clock on the wall.
+    """
+    if torch.get_num_threads() == 1 and not torch.cuda.is_available():
+        return time.thread_time, "processor time of the thread"
+    return time.perf_counter, "wall"
+
+
 def read_bandwidth(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES) -> float:
     """Bytes that a matrix-vector product reads a second, with torch's current threads.
 
@@ -69,11 +88,12 @@ def read_bandwidth(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES) ->
     rows = _PIECE_BYTES // (4 * width)
     buffer = torch.ones(pieces, rows, width, device=device)
     vector = torch.ones(width, device=device)
+    clock, _ = bench_clock()
     times: list[float] = []
     for number in range(_PASSES):
         for piece in buffer:
-            started = time.perf_counter()
+            started = clock()
             torch.mv(piece, vector)[0].item()  # waits for the device
             if number:
-                times.append(time.perf_counter() - started)
+                times.append(clock() - started)
     return _PIECE_BYTES / statistics.quantiles(times, n=10)[0]

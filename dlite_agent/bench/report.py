@@ -5,14 +5,18 @@ from __future__ import annotations
 import csv
 import platform
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from dlite_agent.bench.machine import git_revision, package_version, processor_name
+from dlite_agent.bench.machine import (
+    bench_clock,
+    git_revision,
+    package_version,
+    processor_name,
+)
 
 __all__ = ["BenchResult", "Samples", "conditions", "measure"]
 
@@ -77,11 +81,12 @@ def measure(call: Callable[[], object], *, repeats: int, warmup: int = 2) -> Sam
     """
     for _ in range(warmup):
         call()
+    clock, _ = bench_clock()
     samples = Samples()
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         call()
-        samples.times_s.append(time.perf_counter() - started)
+        samples.times_s.append(clock() - started)
     return samples
 
 
@@ -90,6 +95,7 @@ def conditions(**more: Value) -> dict[str, Value]:
     found: dict[str, Value] = {
         "processor": processor_name(),
         "threads": torch.get_num_threads(),
+        "clock": bench_clock()[1],
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -9,7 +9,7 @@ computes the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +24,8 @@ __all__ = ["bench_step"]
 
 _CHUNK = 256
 _WARMUP = 2
+_CACHED = (256, 1024, 4096)
+_ROWS = (1, 2, 8, 33, 256)
 _ABOUT = (
     "one target forward: rows = M, cached = S; to_one_row = over the step of one row; "
     "to_floor = over the time to read the weights once"
@@ -35,8 +37,7 @@ def bench_step(
     *,
     dtype: DType = "auto",
     repeats: int = 20,
-    cached: Sequence[int] = (256, 1024, 4096),
-    rows: Sequence[int] = (1, 2, 8, 33, 256),
+    is_quick: bool = False,
 ) -> BenchResult:
     """Measure steps and prefill chunks of a model.
 
@@ -44,9 +45,9 @@ def bench_step(
         model: As for `EngineConfig.model`.
         dtype: As for `EngineConfig.dtype`.
         repeats: Timed forwards a figure.
-        cached: Values of S.
-        rows: Values of M; the first one is what the others are compared with.
+        is_quick: Only one and eight rows behind a short history.
     """
+    cached, rows = (_CACHED[:1], (1, 8)) if is_quick else (_CACHED, _ROWS)
     folder = resolve_checkpoint(model)
     found: list[dict[str, str | int | float | None]] = []
     with load_target(model, dtype=dtype) as target, torch.no_grad():

@@ -23,12 +23,22 @@ def _step(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.step import bench_step
 
     return bench_step(
-        arguments.model, dtype=cast(DType, arguments.dtype), repeats=arguments.repeats
+        arguments.model,
+        dtype=cast(DType, arguments.dtype),
+        repeats=arguments.repeats,
+        is_quick=arguments.quick,
     )
+
+
+def _attention(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.attention import bench_attention
+
+    return bench_attention(repeats=arguments.repeats, is_quick=arguments.quick)
 
 
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against the time to read the weights", _step),
+    "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
 
@@ -39,10 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{listed} (default: all)")
     parser.add_argument("--model", default="nano", help="for step: nano, a folder or a hub name")
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float64"),
+        help="for step; attention takes both that models run in",
     )
     parser.add_argument("--repeats", type=int, default=20, help="timed calls a figure")
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
+    parser.add_argument("--quick", action="store_true", help="a few small shapes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write FOLDER/NAME.csv")
 

@@ -1,7 +1,7 @@
 """Grouped-query attention over a list of spans, without ever repeating keys or values.
 
 How a shape is computed is decided once per forward by `plan_attention`, from measurements that
-`python -m dlite_agent.bench.attention` repeats. On a CPU:
+`dlite-agent bench attention` repeats. On a CPU:
 
 - `matmul`: the G query heads that share a kv head are folded into rows, q `[K, G·M, D]` against k
   `[K, S, D]`, rows ordered (g, m); scores of all spans side by side, one softmax, one product a

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
 import torch
 
-from dlite_agent.bench.attention import Heads, main, measure_shape
+from dlite_agent.bench.attention import Heads, bench_attention, measure_shape
 
 
 def test_every_path_of_a_shape_is_measured() -> None:
@@ -20,11 +17,9 @@ def test_every_path_of_a_shape_is_measured() -> None:
     assert (figure.dtype, figure.num_rows, figure.num_cached) == ("float32", 2, 64)
 
 
-def test_table_and_json_hold_the_same_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--quick", "--json", "--repeats", "2"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["conditions"]["torch"] == torch.__version__
-    assert main(["--quick", "--repeats", "2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(content["figures"]) + 3, "conditions, header and the worst choice"
-    assert all(figure["chosen"] in lines[2 + n] for n, figure in enumerate(content["figures"]))
+def test_a_quick_bench_has_a_row_for_every_shape() -> None:
+    result = bench_attention(repeats=2, is_quick=True)
+    shapes = {(row["dtype"], row["cached"], row["rows"]) for row in result.rows}
+    assert len(shapes) == len(result.rows) == 10
+    assert result.conditions["torch"] == torch.__version__
+    assert all(row[f"{row['chosen']}_us"] for row in result.rows)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from dlite_agent.bench import machine
 from dlite_agent.bench.machine import (
+    bench_clock,
     git_revision,
     package_version,
     processor_name,
@@ -35,7 +37,16 @@ def test_conditions_name_hardware_versions_and_threads() -> None:
     assert found["torch"] == torch.__version__
     assert found["threads"] == torch.get_num_threads()
     assert found["dtype"] == "float32"
-    assert {"processor", "python", "platform", "dlite-agent", "revision"} <= set(found)
+    assert {"processor", "clock", "python", "platform", "dlite-agent", "revision"} <= set(found)
+
+
+@pytest.mark.parametrize(("threads", "clock"), [(1, time.thread_time), (2, time.perf_counter)])
+def test_one_thread_is_timed_by_its_own_work(
+    threads: int, clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench_clock()[0] is clock
 
 
 def test_a_csv_has_its_conditions_and_its_rows(tmp_path: Path) -> None:

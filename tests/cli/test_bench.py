@@ -14,14 +14,16 @@ def test_a_bench_prints_its_conditions_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(write_checkpoint(tmp_path / "model"))
-    options = ["--model", folder, "--repeats", "2", "--dtype", "float32"]
+    options = ["--model", folder, "--repeats", "2", "--dtype", "float32", "--quick"]
     assert main(["bench", "step", *options]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("=== step\nprocessor")
     assert "median_ms" in shown
-    assert main(["bench", "step", *options, "--json", "--csv", str(tmp_path / "csv")]) == 0
+    assert main(["bench", *options, "--json", "--csv", str(tmp_path / "csv")]) == 0
     shown, told = capsys.readouterr()
-    step = json.loads(shown)["step"]
+    results = json.loads(shown)
+    assert set(results) == set(bench.BENCHES)
+    step = results["step"]
     assert step["conditions"]["model"] == folder
     assert len(step["rows"]) > 1
     assert (tmp_path / "csv" / "step.csv").is_file()
