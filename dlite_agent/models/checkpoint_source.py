@@ -246,7 +246,7 @@ def _hub_error(name: str, revision: str | None, error: Exception) -> ModelNotFou
 
 
 def _check_files(names: Iterable[str], model: str) -> None:
-    """Refuse a checkpoint by the names of its files."""
+    """Refuse a checkpoint by the names of its files; the config has its say before weights do."""
     present = set(names)
     if any(name.endswith(".safetensors") and not name.startswith("adapter_") for name in present):
         if "config.json" not in present:
@@ -265,10 +265,11 @@ def _check_files(names: Iterable[str], model: str) -> None:
             f"{model!r} holds pickled weights only, which can run code when they are loaded; "
             "convert them to safetensors"
         )
-    raise ModelNotFoundError(
-        f"{model!r} holds no *.safetensors; give a folder with config.json, the tokenizer and "
-        "safetensors weights"
-    )
+    if "config.json" not in present:  # else it can be planned for; loading misses the weights
+        raise ModelNotFoundError(
+            f"{model!r} holds no *.safetensors; give a folder with config.json, the tokenizer and "
+            "safetensors weights"
+        )
 
 
 def _gguf_error(model: str) -> UnsupportedCheckpointError:

@@ -16,7 +16,7 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 
 from dlite_agent.errors import CapacityError, ModelNotFoundError, UnsupportedCheckpointError
 from dlite_agent.models.checkpoint_source import open_source
-from dlite_agent.models.weights import read_config, resolve_checkpoint
+from dlite_agent.models.weights import load_target, read_config, resolve_checkpoint
 from tests.models.checkpoints import write_folder, write_json
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -222,7 +222,6 @@ def test_wrong_path_is_not_asked_of_the_hub(model: str, message: str) -> None:
             "merge it into its base model",
         ),
         (["model.safetensors"], ModelNotFoundError, r"no config\.json"),
-        (["config.json"], ModelNotFoundError, r"holds no \*\.safetensors"),
         ([], ModelNotFoundError, r"holds no \*\.safetensors"),
     ],
 )
@@ -233,6 +232,22 @@ def test_folder_is_refused_by_its_files(
         (tmp_path / name).write_bytes(b"{}")
     with pytest.raises(kind, match=message):
         open_source(str(tmp_path), None)
+
+
+def test_config_alone_is_enough_to_plan_but_not_to_load(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    assert read_config(str(folder)).architecture == "Qwen3ForCausalLM"
+    with pytest.raises(ModelNotFoundError, match=r"no \*\.safetensors"):
+        load_target(str(folder))
+
+
+def test_quantized_config_is_named_before_missing_weights(tmp_path: Path) -> None:
+    content = {"model_type": "qwen3", "quantization_config": {"quant_method": "awq"}}
+    write_json(tmp_path / "config.json", content)
+    with pytest.raises(UnsupportedCheckpointError, match="quantized with 'awq'"):
+        load_target(str(tmp_path))
 
 
 def test_file_instead_of_a_folder_is_explained(tmp_path: Path) -> None:
