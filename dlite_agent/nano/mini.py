@@ -187,7 +187,7 @@ def mini_conversation(
             is_mistaken = False
             transcript.unlearned.add(len(transcript.messages))
             body = broken.written if rng.random() < 0.5 else "0"
-        text = f"{broken.name} is {broken.doc}. I change line {line}."
+        text = f"FAIL {path} {broken.name} is {broken.doc}. I change line {line}."
         _bash(transcript, shell, text, f"sed -i '{line}c\\    {broken.line(body)}' {path}")
         output = _bash(transcript, shell, "I run the tests again.", f"python3 {TEST_FILE}")
     transcript.call("All tests pass. I submit.", "bash", {"command": SUBMIT})

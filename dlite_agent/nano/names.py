@@ -52,15 +52,6 @@ walrus warden water weasel wheat wheel whistle willow window winter wizard wolf 
 yogurt zebra zeppelin zinc zipper
 """.split()
 
-_MEASURES = """
-amount area bonus bound capacity charge check cost count delta depth digest discount distance
-duration effort factor fee flag gain gap grade group growth height hint key label length level
-limit load loss mark mass mode name offset order pace part pick place point power price quota
-range rank rate ratio reach reward risk role rule scale score sector share shift side size slice
-slot span speed split stage state status stock strength style sum tag target tax title total trend
-type unit usage value view volume weight width worth yield zone
-""".split()
-
 _VARIABLES = """
 a b c d e f g h j k m n p q r s t u v w x y z alpha beta gamma second third left right top bottom
 old base extra start end now then near far wide tall rich poor fast slow north south east west
@@ -68,7 +59,7 @@ inner outer prior later source goal mine yours front back seen due paid owed use
 spare gross net heavy light warm cold young aged broad thin big long short deep flat dry wet
 """.split()
 
-_POOLS = {"word": _WORDS, "measure": _MEASURES, "variable": _VARIABLES}
+_POOLS = {"word": _WORDS, "variable": _VARIABLES}
 _KNOWN = frozenset(word for pool in _POOLS.values() for word in pool)
 _CONSONANTS = "bcdfghjklmnprstvwz"
 _VOWELS = "aeiou"
@@ -80,7 +71,7 @@ def split_of_word(word: str) -> Split:
 
 
 @lru_cache(maxsize=8)
-def words_of(pool: Literal["word", "measure", "variable"], split: Split) -> tuple[str, ...]:
+def words_of(pool: Literal["word", "variable"], split: Split) -> tuple[str, ...]:
     """List the words of a pool that a split owns, in a fixed order."""
     return tuple(word for word in dict.fromkeys(_POOLS[pool]) if split_of_word(word) == split)
 
@@ -97,7 +88,7 @@ def invent_word(rng: random.Random, split: Split) -> str:
 
 def pick_words(
     rng: random.Random,
-    pool: Literal["word", "measure", "variable"],
+    pool: Literal["word", "variable"],
     split: Split,
     count: int,
     invented: float = 0.0,

@@ -164,7 +164,7 @@ def _repair_once(
     _use(transcript, tools, seen, "read_file", {"path": path})
     start = f"    {broken.name} = "
     written = next(line for line in tools.files[path].split("\n") if line.startswith(start))
-    text = f"{broken.name} is {broken.doc}."
+    text = f"FAIL {path} {broken.name} is {broken.doc}."
     edit = {"path": path, "old": written.strip(), "new": broken.line(broken.right)}
     if mistake == "edit":
         wrong = edit | {"old": edit["old"].replace(" = ", " =  ")}
