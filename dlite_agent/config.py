@@ -5,6 +5,8 @@ The environment is read here and nowhere else, and only when `from_env` is calle
 
 from __future__ import annotations
 
+import numbers
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -73,7 +75,7 @@ class EngineConfig:
         _one_of("reuse", self.reuse, ("session", "prefix", "none"))
         _one_of("isolation", self.isolation, ("thread", "process"))
         for name in ("max_context", "max_kv_bytes", "prefill_chunk", "threads", "max_queue"):
-            value = getattr(self, name)
+            value = _make_whole(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(
                     f"{name} is {value!r}, but must be at least 1; leave it out for the default"
@@ -116,7 +118,8 @@ class SamplingParams:
         top_k: Keep the k most probable tokens; 0 keeps all.
         top_p: Keep the smallest set of tokens with at least this probability, in (0, 1].
         max_tokens: Most tokens to generate; None: what the context leaves.
-        seed: None draws 64 fresh bits, which the turn's stats return.
+        seed: In [-2**63, 2**64), what message formats can carry; None draws 64 fresh bits, which
+            the turn's stats return.
         choice_index: Which of several independent answers to the same prompt.
         stop_token_ids: Extra ids that end the turn, beside the checkpoint's own.
     """
@@ -130,6 +133,17 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, numbers.Real):
+                raise ConfigurationError(f"{name} is {value!r}; use a number")
+        for name in ("top_k", "max_tokens", "seed", "choice_index"):
+            _make_whole(self, name)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
+            raise ConfigurationError(f"seed is {self.seed!r}; use a number in [-2**63, 2**64)")
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         if self.temperature is not None and not 0.0 <= self.temperature < float("inf"):
             raise ConfigurationError(
                 f"temperature is {self.temperature!r}; use 0 (greedy) or a positive number"
@@ -149,6 +163,19 @@ class SamplingParams:
             f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None
         }
         return replace(self, **missing)
+
+
+def _make_whole(options: object, name: str) -> int | None:
+    """Turn a field into a plain int (numpy's are neither JSON nor picklable everywhere)."""
+    value = getattr(options, name)
+    if value is None:
+        return None
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise ConfigurationError(f"{name} is {value!r}; use a whole number") from None
+    object.__setattr__(options, name, whole)  # frozen, and still under construction
+    return whole
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

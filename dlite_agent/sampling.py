@@ -173,10 +173,10 @@ class Sampler:
         return int(ids[arrival.min(dim=0).indices])  # the first of equals
 
     def _weights(self, logits: Tensor) -> Tensor:
-        scaled = logits.to(torch.float64) / self._temperature
-        highest = scaled.max()
+        highest = logits.max()
         _check_finite(float(highest))
-        return scaled.sub_(highest).exp_()
+        # the difference first: a tiny temperature would make the quotients infinite
+        return logits.to(torch.float64).sub(highest).div_(self._temperature).exp_()
 
     def _nucleus(self, ids: Tensor, weights: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """The shortest prefix of descending weights that holds at least `top_p` of the total."""

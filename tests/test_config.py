@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 
 from dlite_agent.config import EngineConfig, SamplingParams
@@ -35,6 +36,8 @@ def test_configs_are_frozen_and_hashable() -> None:
         ("prefill_chunk", 0),
         ("threads", 0),
         ("max_queue", 0),
+        ("max_context", "4096"),
+        ("max_kv_bytes", 1e9),
     ],
 )
 def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) -> None:
@@ -52,11 +55,27 @@ def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) 
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("max_tokens", 0),
+        ("max_tokens", "10"),
+        ("max_tokens", 2.5),
+        ("temperature", "0.5"),
+        ("top_p", "1"),
+        ("top_k", 2.5),
+        ("seed", "7"),
+        ("seed", 0.5),
+        ("seed", 2**64),
+        ("seed", -(2**63) - 1),
+        ("choice_index", "a"),
     ],
 )
-def test_a_wrong_sampling_parameter_names_field_and_value(field: str, value: float) -> None:
+def test_a_wrong_sampling_parameter_names_field_and_value(field: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{field} is {value!r}; use"):
         SamplingParams(**{field: value})  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_number_of_numpy_is_the_plain_number() -> None:
+    params = SamplingParams(seed=np.int64(-3), max_tokens=np.int32(5))  # type: ignore[arg-type]  # the point of the test
+    assert (type(params.seed), type(params.max_tokens)) == (int, int)
+    assert params == SamplingParams(seed=-3, max_tokens=5)
 
 
 def test_unset_sampling_parameters_come_from_the_defaults_and_set_ones_stay() -> None:

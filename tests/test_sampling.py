@@ -46,6 +46,15 @@ def reference_candidates(
     return order[:kept] if top_p < 1.0 else order
 
 
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-3])
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("top_p", [1e-300, 0.9, 1.0])
+def test_however_cold_the_best_token_is_drawn(temperature: float, top_k: int, top_p: float) -> None:
+    logits = torch.randn(512, generator=torch.Generator().manual_seed(0)) * 10
+    sampler = make_sampler(temperature, top_k, top_p)
+    assert sampler.sample(logits, 3) == int(logits.argmax())
+
+
 def exceeds_chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> bool:
     """Whether the counts differ from the probabilities at the 1e-5 level (Wilson-Hilferty)."""
     expected = probabilities * counts.sum()
