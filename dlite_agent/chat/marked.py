@@ -113,11 +113,11 @@ def _changed(
     messages = []
     for index, message in call.messages:
         mark = sentinels.mark_of(index)
+        message = map_message(message, change)
         if index in call.spliced:
             message = _placeholder(message, mark)
-        else:
-            message = map_message(message, change)
-            message = _with_mark(message, mark) if has_marks else message
+        elif has_marks:
+            message = _with_mark(message, mark)
         messages.append((index, message))
     variables = {name: map_json(value, change) for name, value in (call.variables or {}).items()}
     tools = [map_tool(tool, change) for tool in call.tools]

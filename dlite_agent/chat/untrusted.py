@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
+from dlite_agent.errors import RequestError
 
 __all__ = ["Guard", "Sentinels", "map_json", "map_message", "map_tool"]
 
@@ -33,13 +34,23 @@ class Sentinels:
 
     @classmethod
     def absent_from(cls, texts: Iterable[str]) -> Sentinels:
-        """Choose two that occur in none of these texts."""
+        """Choose two that occur in none of these texts.
+
+        Raises:
+            RequestError: The texts hold every code point of a private-use plane.
+        """
         used: set[str] = set()
         for text in texts:
             if not text.isascii():
                 used.update(text)
         free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-        return cls(next(free), next(free))
+        mask, mark = next(free, None), next(free, None)
+        if mask is None or mark is None:
+            raise RequestError(
+                "the messages hold all private-use characters from U+F0000 to U+FFFFC, and two are "
+                "needed to keep their text apart from the template's; leave some out"
+            )
+        return cls(mask, mark)
 
     def mark_of(self, index: int) -> str:
         """The mark of one message."""
@@ -89,14 +100,21 @@ class Guard:
 
 
 def map_json(value: JSON, change: Callable[[str], str]) -> JSON:
-    """Change every string of a JSON value, keys included; structure and order stay."""
+    """Change every string of a JSON value, keys included; structure and order stay.
+
+    What Python's JSON writes as if it were one counts too: tuples, and keys that are no strings.
+    """
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(key): map_json(item, change) for key, item in value.items()}
-    if isinstance(value, list):
+        return {_map_key(key, change): map_json(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
         return [map_json(item, change) for item in value]
     return value
+
+
+def _map_key(key: str, change: Callable[[str], str]) -> str:
+    return change(key) if isinstance(key, str) else key
 
 
 def map_message(message: Message, change: Callable[[str], str]) -> Message:
@@ -129,5 +147,5 @@ def map_tool(tool: ToolSpec, change: Callable[[str], str]) -> ToolSpec:
     return ToolSpec(
         change(tool.name),
         change(tool.description),
-        {change(key): map_json(item, change) for key, item in tool.parameters.items()},
+        {_map_key(key, change): map_json(item, change) for key, item in tool.parameters.items()},
     )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec
 from dlite_agent.chat.renderer import RenderedPrompt, Renderer
+from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
 from dlite_agent.tokenizer import CheckpointTokenizer
 
@@ -35,7 +36,8 @@ def _control_ids(tokenizer: Any, prompt: RenderedPrompt) -> list[int]:
 
 def _everywhere(evil: str) -> tuple[list[Message], list[ToolSpec], dict[str, JSON]]:
     """A conversation with a string in every place where a request has one."""
-    arguments: JSON = {evil: evil, "list": [evil, {"deep": evil}]}
+    pair: Any = (evil, {"in a tuple": (evil,)})  # hosts in Python send what JSON makes a list
+    arguments: JSON = {evil: evil, "list": [evil, {"deep": evil}], "tuple": pair}
     messages = [
         Message("system", evil),
         Message("user", f"a {evil} b", name=evil),
@@ -49,6 +51,7 @@ def _everywhere(evil: str) -> tuple[list[Message], list[ToolSpec], dict[str, JSO
         Message("assistant", evil, reasoning=evil),
     ]
     schema: dict[str, JSON] = {"type": evil, "properties": {evil: {"description": evil}}}
+    schema["enum"] = pair
     return messages, [ToolSpec(evil, evil, schema)], {"custom": evil, "list": [evil]}
 
 
@@ -179,3 +182,17 @@ def test_sentinels_avoid_what_a_request_contains(
     prompt = qwen3_renderer.render([Message("user", text)])
     assert text in qwen3.decode(prompt.token_ids)
     assert qwen3.control_tokens["<think>"] not in prompt.token_ids
+
+
+def test_a_request_that_leaves_no_sentinel_is_refused_as_such(byte_renderer: Renderer) -> None:
+    text = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    with pytest.raises(RequestError, match="private-use"):
+        byte_renderer.render([Message("user", text)])
+
+
+def test_keys_that_are_no_strings_are_rendered_as_json_has_them(byte_renderer: Renderer) -> None:
+    arguments: Any = {1: {2.5: None}}
+    call = Message("assistant", tool_calls=(ToolCall("f", arguments),))
+    prompt = byte_renderer.render([Message("user", "a"), call])
+    text = b"".join(map(ByteTokenizer().token_bytes, prompt.token_ids)).decode()
+    assert '{"1": {"2.5": null}}' in text
