@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from dlite_agent.chat.messages import JSON, ToolCall, UnparsedToolCall
+from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolCall, UnparsedToolCall, is_too_deep
 
 __all__ = ["CallScanner"]
 
@@ -91,6 +91,7 @@ class CallScanner:
                 _loads(text)
                 arguments = _loads(raw_arguments)
                 _check_encodable(arguments)
+                _check_depth(arguments)
             except (ValueError, RecursionError) as problem:
                 error = f"not JSON: {problem}"
             else:
@@ -254,6 +255,12 @@ def _refuse_constant(name: str) -> JSON:
 def _check_encodable(value: JSON) -> None:
     """Raise ValueError for half of a surrogate pair, which no file or answer can hold."""
     json.dumps(value, ensure_ascii=False).encode("utf-8")
+
+
+def _check_depth(value: JSON) -> None:
+    """Raise ValueError for what no template could render when the call comes back."""
+    if is_too_deep(value):
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def _object_text(text: str) -> str | None:

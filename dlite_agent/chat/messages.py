@@ -7,6 +7,7 @@ from typing import Literal
 
 __all__ = [
     "JSON",
+    "MAX_DEPTH",
     "Delta",
     "Message",
     "ReasoningDelta",
@@ -16,10 +17,28 @@ __all__ = [
     "ToolCallDelta",
     "ToolSpec",
     "UnparsedToolCall",
+    "is_too_deep",
 ]
 
 JSON = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
 Role = Literal["system", "user", "assistant", "tool"]
+
+
+MAX_DEPTH = 100
+"""Objects and lists inside each other that a call or a schema may have; templates recurse."""
+
+
+def is_too_deep(value: JSON) -> bool:
+    """Whether a value has more than `MAX_DEPTH` objects and lists inside each other."""
+    containers = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [
+            list(inner.values()) if isinstance(inner, dict) else list(inner)
+            for outer in containers
+            for inner in outer
+            if isinstance(inner, dict | list | tuple)
+        ]
+    return bool(containers)
 
 
 @dataclass(frozen=True, slots=True)

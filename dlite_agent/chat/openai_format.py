@@ -11,7 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, cast
 
-from dlite_agent.chat.messages import JSON, Message, Role, ToolCall, ToolSpec, UnparsedToolCall
+from dlite_agent.chat.messages import (
+    JSON,
+    MAX_DEPTH,
+    Message,
+    Role,
+    ToolCall,
+    ToolSpec,
+    UnparsedToolCall,
+    is_too_deep,
+)
 from dlite_agent.errors import UnsupportedParameterError
 
 __all__ = [
@@ -58,6 +67,8 @@ def tools_from_openai(tools: Sequence[Mapping[str, object]] | None) -> tuple[Too
     """
     specs: dict[str, ToolSpec] = {}
     for i, tool in enumerate(tools or ()):
+        if not isinstance(tool, Mapping):
+            _refuse(f"tools[{i}]", tool, "send OpenAI's form; LangChain's bind_tools makes it")
         kind = tool.get("type", "function")
         function = tool.get("function", tool)
         if kind != "function" or not isinstance(function, Mapping):
@@ -68,6 +79,9 @@ def tools_from_openai(tools: Sequence[Mapping[str, object]] | None) -> tuple[Too
         parameters = function.get("parameters") or function.get("input_schema") or {}
         if not isinstance(parameters, Mapping):
             _refuse(f"tools[{i}].function.parameters", parameters, "send a JSON schema")
+        if is_too_deep(cast(JSON, parameters)):
+            advice = f"nest at most {MAX_DEPTH} objects and lists"
+            _refuse(f"tools[{i}].function.parameters", parameters, advice)
         specs[name] = ToolSpec(
             name, _text(function.get("description")), cast(dict[str, JSON], dict(parameters))
         )
@@ -131,19 +145,20 @@ def parse_arguments(arguments: object) -> JSON:
     """Parse a call's arguments; text that is not JSON stays as it is, no text is no arguments.
 
     An object that was encoded twice is decoded twice. `NaN`, `Infinity` and numbers that overflow
-    a float are not JSON.
+    a float are not JSON, and what is nested too deep for a template stays or becomes text.
     """
     if arguments is None:
         return {}
     if not isinstance(arguments, str):
-        return cast(JSON, arguments)
+        value = cast(JSON, arguments)
+        return _text(value) if is_too_deep(value) else value
     if not arguments.strip():
         return {}
     value = _parse_json(arguments)
     if isinstance(value, str):
         inner = _parse_json(value)
-        return inner if isinstance(inner, dict) else arguments
-    return value
+        value = inner if isinstance(inner, dict) else arguments
+    return arguments if is_too_deep(value) else value
 
 
 def _ordered_results(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[Message]:

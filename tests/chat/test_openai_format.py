@@ -137,6 +137,10 @@ def test_a_user_may_write_about_thoughts() -> None:
 # Calls
 
 
+def _nested(depth: int) -> str:
+    return '{"a": ' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+
+
 @pytest.mark.parametrize(
     ("sent", "parsed"),
     [
@@ -158,6 +162,9 @@ def test_a_user_may_write_about_thoughts() -> None:
         ('{"a": "\\ud83d\\ude00 \\u00e9"}', {"a": "😀 é"}),
         ("[" * 100_000, "[" * 100_000),
         ("1" * 5_000, "1" * 5_000),
+        (_nested(101), _nested(101)),
+        (_nested(100), json.loads(_nested(100))),
+        (json.loads(_nested(500)), _nested(500)),
     ],
 )
 def test_arguments_are_parsed_or_stay_text(sent: Any, parsed: Any) -> None:
@@ -276,9 +283,11 @@ def test_tools_are_read() -> None:
         ({"type": "function", "function": {}}, r"tools\[1\].function.name is None"),
         ({"type": "function", "function": {"name": "f"}}, r"tools\[1\].function.name is 'f'"),
         ({"name": "g", "parameters": "x"}, r"tools\[1\].function.parameters is 'x'"),
+        ({"name": "g", "parameters": json.loads(_nested(101))}, r"parameters is .*; nest"),
+        (len, r"tools\[1\] is <built-in function len>; .*bind_tools"),
     ],
 )
-def test_what_is_no_tool_is_refused_by_name(tool: dict[str, Any], names: str) -> None:
+def test_what_is_no_tool_is_refused_by_name(tool: Any, names: str) -> None:
     with pytest.raises(UnsupportedParameterError, match=names):
         tools_from_openai([{"type": "function", "function": {"name": "f"}}, tool])
 
