@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from dlite_agent.errors import CapacityError
 from tests.chat import test_stream_parser as parser
 from tests.sessions import test_session_machine, test_store
 
@@ -29,17 +30,37 @@ PIECES = [
 def test_sessions_for_long() -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         test_session_machine.SessionMachine,
-        settings=settings(max_examples=1000, stateful_step_count=40),
+        settings=settings(max_examples=400, stateful_step_count=40),
     )
 
 
-def test_store_for_long() -> None:
-    machine = (
-        test_store.test_any_traffic_within_a_small_budget_keeps_sessions_valid_and_memory_bounded
-    )
-    body = machine.hypothesis.inner_test  # type: ignore[attr-defined]
-    traffic = st.lists(test_store.steps, min_size=10, max_size=60)
-    settings(max_examples=300)(given(traffic)(body))()
+@settings(max_examples=1000)
+@given(st.lists(test_store.steps, min_size=10, max_size=60))
+def test_store_for_long(traffic: list[tuple[int, int, bool, str]]) -> None:
+    """As in `tests/sessions`, but long enough for a request to take over another one's session."""
+    target, store = test_store.open_store(num_pages=5)
+    ids = test_store.ids
+    prompts = {name: ids(0, 200) + ids(name + 1, 30) for name in range(4)}
+    newest: dict[int, test_store.Turn] = {}
+    for number, (name, num_new, tool, kind) in enumerate(traffic):
+        prompt, how = test_store.request(kind, prompts[name], newest.get(name), number)
+        kept = {turn.session: turn.token_ids for turn in newest.values()}
+        try:
+            turn = test_store.run(store, prompt, tool=tool, **how)
+        except CapacityError:
+            prompts[name] = ids(0, 200) + ids(name + 1, 30)
+            newest.pop(name, None)
+            continue
+        assert turn.token_ids[: len(prompt)] == prompt
+        kept.pop(turn.session, None)
+        test_store.check(store, kept)
+        # With nothing else to evict, an idle session serves whoever needs its pages.
+        newest = {n: other for n, other in newest.items() if other.session is not turn.session}
+        if kind != "title":
+            newest[name] = turn
+            prompts[name] = turn.token_ids + ids(100 + number, num_new)
+    store.close()
+    assert target.new_cache().pool.used_bytes == 0
 
 
 def test_a_hundred_thousand_streams_split_anyhow() -> None:
