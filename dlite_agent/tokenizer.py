@@ -41,7 +41,8 @@ class CheckpointTokenizer:
             be larger.
 
     Raises:
-        UnsupportedCheckpointError: Not a byte-level BPE, or no chat template.
+        UnsupportedCheckpointError: Not a byte-level BPE, or one that lacks bytes, or no chat
+            template.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, name: str) -> None:
@@ -58,6 +59,13 @@ class CheckpointTokenizer:
             raise UnsupportedCheckpointError(
                 f"the tokenizer of {name!r} is no byte-level BPE; "
                 "use a checkpoint of the Qwen or Llama 3 family"
+            )
+        # transformers makes an empty vocabulary where a folder has none; all text would vanish
+        num_lost = len(_bytes_of_characters().keys() - state["model"]["vocab"].keys())
+        if num_lost:
+            raise UnsupportedCheckpointError(
+                f"the vocabulary of {name!r} has no token for {num_lost} of 256 bytes; "
+                "tokenizer.json is missing or incomplete, download the checkpoint completely"
             )
         self._control_tokens = {
             token["content"]: token["id"]

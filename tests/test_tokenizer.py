@@ -177,6 +177,21 @@ def test_checkpoint_without_a_template_is_refused(
         load_tokenizer(folder)
 
 
+def test_folder_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
+    with pytest.raises(UnsupportedCheckpointError, match=r"256 of 256 bytes.*tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_vocabulary_that_loses_a_byte_is_refused(
+    tmp_path: Path, small_vocab: dict[str, int]
+) -> None:
+    del small_vocab["z"]
+    with pytest.raises(UnsupportedCheckpointError, match="1 of 256 bytes"):
+        load_tokenizer(_write(tmp_path, _small_state(small_vocab, [])))
+
+
 def test_vocabulary_that_is_no_byte_level_bpe_is_refused(
     tmp_path: Path, small_vocab: dict[str, int]
 ) -> None:

@@ -72,7 +72,7 @@ def parse_config(config: Json, generation: Json | None, name: str) -> TargetConf
             config, "max_position_embeddings", name, default=32_768
         ),
         tie_word_embeddings=config.get("tie_word_embeddings", False) is True,
-        eos_token_ids=_end_ids(config, generation),
+        eos_token_ids=_end_ids(config, generation, name),
     )
     if parsed.num_heads % parsed.num_kv_heads:
         raise UnsupportedCheckpointError(
@@ -201,10 +201,16 @@ def _positive(value: object, field: str, name: str) -> float:
     return float(value)
 
 
-def _end_ids(config: Json, generation: Json | None) -> tuple[int, ...]:
+def _end_ids(config: Json, generation: Json | None, name: str) -> tuple[int, ...]:
     value = (generation or {}).get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
-    if isinstance(value, int):
-        return (value,)
-    return tuple(int(token) for token in value) if isinstance(value, Sequence) else ()
+    if value is None:
+        return ()
+    ids = value if isinstance(value, list) else [value]
+    if any(not isinstance(token, int) for token in ids):
+        raise UnsupportedCheckpointError(
+            f"{name!r}: eos_token_id={value!r} is neither a token id nor a list of them; repair "
+            "config.json or generation_config.json"
+        )
+    return tuple(ids)

@@ -73,10 +73,16 @@ def open_source(model: str, revision: str | None) -> CheckpointSource:
     """
     if model == "nano":
         return FolderSource(Path(__file__).parent.parent / "nano" / "assets", model)
-    folder = Path(model).expanduser()
-    if model and folder.is_dir():
-        return FolderSource(folder, model)
-    if folder.is_file():
+    try:
+        folder = Path(model).expanduser()
+        if model and folder.is_dir():
+            return FolderSource(folder, model)
+        is_file = folder.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, no permission, no such user
+        raise ModelNotFoundError(
+            f"there is no folder {model!r} ({error}); check the path"
+        ) from error
+    if is_file:
         if folder.suffix == ".gguf":
             raise _gguf_error(model)
         raise ModelNotFoundError(

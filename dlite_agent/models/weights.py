@@ -128,7 +128,7 @@ def sampling_defaults(folder: Path) -> SamplingParams:
     (temperature 1, top_k 50, top_p 1).
 
     Raises:
-        UnsupportedCheckpointError: The file is damaged or a field is not a number.
+        UnsupportedCheckpointError: The file is damaged, or a field is no number or out of range.
     """
     path = folder / "generation_config.json"
     content = read_json_file(path, str(folder)) if path.is_file() else {}
@@ -145,11 +145,16 @@ def sampling_defaults(folder: Path) -> SamplingParams:
             )
         return float(value)
 
-    return SamplingParams(
-        temperature=number("temperature", 1.0),
-        top_k=int(number("top_k", 50)),
-        top_p=number("top_p", 1.0),
-    )
+    try:
+        return SamplingParams(
+            temperature=number("temperature", 1.0),
+            top_k=int(number("top_k", 50)),
+            top_p=number("top_p", 1.0),
+        )
+    except ConfigurationError as error:
+        if isinstance(error, UnsupportedCheckpointError):
+            raise
+        raise UnsupportedCheckpointError(f"{path}: {error}; repair the file") from error
 
 
 def fingerprint(folder: Path) -> str:

@@ -81,6 +81,9 @@ REFUSED = {
     "vocab_size=True": {"vocab_size": True},
     "rms_norm_eps=0": {"rms_norm_eps": 0},
     "rope_theta='big'": {"rope_theta": "big"},
+    "eos_token_id='x'": {"eos_token_id": "x"},
+    "eos_token_id=[1, None]": {"eos_token_id": [1, None]},
+    "eos_token_id={}": {"eos_token_id": {}},
 }
 
 

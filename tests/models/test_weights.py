@@ -13,7 +13,6 @@ from dlite_agent.config import SamplingParams
 from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
-    DLiteError,
     ModelNotFoundError,
     UnsupportedCheckpointError,
 )
@@ -190,11 +189,11 @@ def test_sampling_defaults_are_those_of_the_checkpoint(
     )
 
 
-@pytest.mark.parametrize("value", ["hot", True])
-def test_sampling_default_that_is_no_number_is_named(tmp_path: Path, value: object) -> None:
+@pytest.mark.parametrize("value", ["hot", True, -1])
+def test_sampling_default_that_is_no_temperature_is_named(tmp_path: Path, value: object) -> None:
     content = {"do_sample": True, "temperature": value}
     write_json(tmp_path / "generation_config.json", content)
-    with pytest.raises(DLiteError, match="temperature"):
+    with pytest.raises(UnsupportedCheckpointError, match=r"generation_config\.json.*temperature"):
         sampling_defaults(tmp_path)
 
 
