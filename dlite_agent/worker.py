@@ -121,7 +121,8 @@ class Worker:
             if waiting >= self._max_queue:
                 raise CapacityError(
                     f"{waiting} requests wait for {self._name!r} already "
-                    f"(max_queue={self._max_queue}); try again later or raise max_queue"
+                    f"(max_queue={self._max_queue}); try again later, send fewer at a time, or "
+                    "raise max_queue of the EngineConfig"
                 )
             job = _Job(task, sink)
             self._jobs.append(job)
@@ -231,6 +232,8 @@ class Worker:
                 outcome = Failure(closed_error(self._name))
         except Exception as error:  # noqa: BLE001  # it belongs to the caller; the worker lives on
             outcome = Failure(error)
+        except BaseException as panic:  # noqa: BLE001  # of a Rust extension; the same, but readable
+            outcome = Failure(RuntimeError(f"{type(panic).__name__}: {panic}"))
         job.put(outcome)
 
     def _serve_quick(self, service: Service) -> None:

@@ -165,6 +165,28 @@ def test_an_error_belongs_to_its_task(worker: Worker) -> None:
     assert other.next() == Count(0)
 
 
+class Panic(BaseException):
+    """What a panic of a Rust extension (tokenizers, safetensors) is: no `Exception`."""
+
+
+def test_a_panic_of_an_extension_is_its_tasks_error_too(
+    worker: Worker, service: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> Iterator[Event]:
+        raise Panic("index out of bounds")
+
+    reader, other = Reader(), Reader()
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "run", run)
+        worker.submit(turn(), reader)
+        failure = reader.next()
+    assert isinstance(failure, Failure)
+    assert isinstance(failure.error, RuntimeError)
+    assert str(failure.error) == "Panic: index out of bounds"
+    worker.submit(Inspect(), other)
+    assert other.next() == Count(0)
+
+
 def test_a_sink_that_raises_cancels_its_task_only(worker: Worker, service: CountingService) -> None:
     def broken(event: Event) -> None:
         raise RuntimeError("nobody listens")
