@@ -28,7 +28,7 @@ __all__ = ["Batch", "build_tokenizer", "copy_batches", "draw_conversation", "wor
 COPY_WIDTH = 64
 COPY_ROWS = 96
 WIDTHS = (128, 256, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120)
-POOL_ROWS = 160
+POOL_ROWS = 480
 _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
@@ -129,7 +129,7 @@ def world_batches(
     """Yield `(pool, number in the pool, batch)` from a place on.
 
     Conversations are drawn in pools and sorted by length, so that little is padding; what is left
-    of a width is filled with longer copies, and one batch in ten is nothing else.
+    of a width is filled with longer copies, and one batch in 25 is nothing else.
 
     Args:
         tokenizer: Encodes the conversations.
@@ -167,7 +167,7 @@ def _pool_batches(
             rows.append(_copy_row(rng, num_ids, width, width // 2))
         for start in range(0, len(rows), count):
             batches.append(_batch(rng, rows[start : start + count], width, 0.3))
-    for _ in range(len(batches) // 14):
+    for _ in range(len(batches) // 25):
         width = rng.choice((256, 256, 256, 512, 1024))
         rows = [_copy_row(rng, num_ids, width, width // 2) for _ in range(_BATCH_TOKENS // width)]
         batches.append(_batch(rng, rows, width, 0.3))
