@@ -116,6 +116,8 @@ def _resolve(params: SamplingParams, model: LoadedModel, num_prompt: int) -> Sam
     room = model.max_context - num_prompt
     max_tokens = room if params.max_tokens is None else params.max_tokens
     if room < max(1, max_tokens):
-        raise ContextLengthExceededError(num_prompt, max(1, max_tokens), model.max_context)
+        raise ContextLengthExceededError(
+            num_prompt, max(1, max_tokens), model.max_context, model.how_to_raise_context
+        )
     seed = secrets.randbits(64) if params.seed is None else params.seed
     return replace(params, max_tokens=max_tokens, seed=seed).with_defaults(model.defaults)

@@ -105,21 +105,30 @@ class ContextLengthExceededError(RequestError):
         prompt_tokens: Tokens in the rendered prompt.
         max_tokens: Tokens that the request wants to generate.
         limit: Tokens that fit.
+        how_to_raise: What to do for a higher limit; depends on whose limit it is.
     """
 
     code = "context_length_exceeded"
 
-    def __init__(self, prompt_tokens: int, max_tokens: int, limit: int) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        limit: int,
+        how_to_raise: str = "raise max_context",
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self.max_tokens = max_tokens
         self.limit = limit
+        self.how_to_raise = how_to_raise
         super().__init__(
             f"prompt has {prompt_tokens} tokens and max_tokens={max_tokens}, but the limit is "
-            f"{limit}; shorten the history, lower max_tokens or raise max_context"
+            f"{limit}; shorten the history, lower max_tokens or {how_to_raise}"
         )
 
-    def __reduce__(self) -> tuple[type[Self], tuple[int, int, int], dict[str, object]]:
-        return type(self), (self.prompt_tokens, self.max_tokens, self.limit), vars(self)
+    def __reduce__(self) -> tuple[type[Self], tuple[int, int, int, str], dict[str, object]]:
+        arguments = (self.prompt_tokens, self.max_tokens, self.limit, self.how_to_raise)
+        return type(self), arguments, vars(self)
 
 
 class UnsupportedParameterError(RequestError):

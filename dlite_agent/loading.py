@@ -42,6 +42,7 @@ class LoadedModel:
         renderer: Messages to ids.
         sessions: KV of earlier turns.
         max_context: Most tokens of prompt and answer together.
+        how_to_raise_context: What to do for more.
         defaults: Sampling where a request says nothing.
         stop_token_ids: Ids that end every turn.
         control_ids: Ids that only the template may produce.
@@ -61,6 +62,7 @@ class LoadedModel:
     renderer: Renderer
     sessions: SessionStore
     max_context: int
+    how_to_raise_context: str
     defaults: SamplingParams
     stop_token_ids: frozenset[int]
     control_ids: frozenset[int]
@@ -135,10 +137,12 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     drafter = load_drafter(config.drafter, target.config)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
-        config.max_context,
-        target.config.max_position_embeddings,
-        target.pool.max_bytes // row_bytes,
+        (target.config.max_position_embeddings, "use a checkpoint with a longer context"),
+        (target.pool.max_bytes // row_bytes, "raise max_kv_bytes"),
+        (config.max_context, "raise max_context"),
     )
+    known = [(limit, advice) for limit, advice in limits if limit is not None]
+    max_context, how_to_raise = min(known, key=lambda pair: pair[0])  # the first of equals
     closing_id = tokenizer.control_tokens.get(renderer.traits.closer)
     stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closing_id}
     return LoadedModel(
@@ -148,7 +152,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         tokenizer=tokenizer,
         renderer=renderer,
         sessions=SessionStore(target, drafter, prefill_chunk=config.prefill_chunk),
-        max_context=min(limit for limit in limits if limit is not None),
+        max_context=max_context,
+        how_to_raise_context=how_to_raise,
         defaults=sampling_defaults(folder),
         stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
         closing_id=closing_id,

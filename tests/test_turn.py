@@ -272,8 +272,14 @@ def test_a_full_pool_evicts_idle_sessions_and_then_refuses(load: Load) -> None:
         generate(service, Agent(f"fix {number} " + "x" * 300).request(max_tokens=4))
     assert 1 <= len(service.model.sessions) <= 4
     assert service.info.max_context == 4 * 256
-    with pytest.raises(ContextLengthExceededError):
+    with pytest.raises(ContextLengthExceededError, match="or raise max_kv_bytes"):
         generate(service, Agent("y" * 900).request(max_tokens=100))
+
+
+def test_a_context_that_the_config_limits_can_be_raised_there(load: Load) -> None:
+    with pytest.raises(ContextLengthExceededError, match="or raise max_context"):
+        generate(load(max_context=64), Agent("y" * 100).request(max_tokens=1))
+    generate(load(max_context=512), Agent("y" * 100).request(max_tokens=1))
 
 
 def test_growing_over_a_page_evicts_an_idle_session(load: Load) -> None:
@@ -397,7 +403,7 @@ def test_the_first_message_that_differs_is_named(load: Load) -> None:
         (
             ChatRequest((Message("user", "hi"),), sampling=SamplingParams(max_tokens=10_000)),
             ContextLengthExceededError,
-            "max_context",
+            "or use a checkpoint with a longer context",
         ),
         (ChatRequest((Message("user", "hi" * 3000),)), ContextLengthExceededError, "shorten"),
     ],
