@@ -23,7 +23,7 @@ def call(name: str, **arguments: str) -> str:
 def solution(task: Task) -> list[str]:
     """What an agent that solves the task says, turn by turn."""
     path, broken = task.broken_path, task.broken
-    edit = {"path": path, "old": broken.source(), "new": broken.source(broken.right)}
+    edit = {"path": path, "old": broken.line(broken.written), "new": broken.line(broken.right)}
     return [
         "I look.\n" + call("list_files"),
         call("run_tests"),
