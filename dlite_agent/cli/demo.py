@@ -31,6 +31,8 @@ __all__ = ["add_arguments", "run", "run_demo"]
 
 MODEL = "nano"
 DEMO_SEED = 0
+MAX_SHOWN = 400
+"""Characters of what the model said; one that repeats itself would fill the screen."""
 
 OpenBackend = Callable[[ReusePolicy], AbstractContextManager[ChatBackend]]
 
@@ -160,7 +162,7 @@ class _Show:
         stats, message = generation.stats, generation.message
         said = message.content.strip() or (message.reasoning or "").strip()
         if said and not self.only_turns:
-            self.line(f"\n{said}")
+            self.line(f"\n{_shortened(said)}")
         self.line(
             f"  turn {self.turn_number}: {stats.new_tokens} new, {stats.cached_tokens} cached, "
             f"{stats.prefilled_tokens} prefilled, {stats.completion_tokens} written, "
@@ -176,7 +178,14 @@ class _Show:
         self.line(f"  > {name}({shown})")
         lines = result.splitlines()
         failures = [line for line in lines if "FAIL" in line]
-        for line in (failures + lines[-1:] if failures else lines[:3])[:4]:
+        filled = [line for line in lines if line.strip()]
+        for line in (failures + lines[-1:] if failures else filled[:3])[:4]:
             self.line(f"    {line}")
         if len(lines) > 4:
             self.line(f"    ({len(lines)} lines)")
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= MAX_SHOWN:
+        return text
+    return f"{text[:MAX_SHOWN]} … ({len(text)} characters)"

@@ -7,6 +7,7 @@ option or request, 3 anything else that we raise on purpose, 130 Ctrl-C.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import logging
 import os
@@ -28,6 +29,10 @@ VERBS = {
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""
 
 CANCELLED = 130
+_NO_SPACE = (
+    "no space left on the disk; free some, or name a folder on a larger one: TMPDIR for the demo's "
+    "repository, HF_HOME for downloads"
+)
 
 
 class _Verb(Protocol):
@@ -67,6 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has gone; Python would complain once more as it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"dlite-agent {arguments.verb}: {_NO_SPACE}\n")
+        return 3
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -59,6 +61,19 @@ def test_each_turn_has_a_line_with_its_figures(capsys: pytest.CaptureFixture[str
     assert "\x1b" not in shown
 
 
+def test_a_long_answer_is_cut_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    rambles = solver(steps=1, then=["s" * 5000])
+    run_demo(demo_arguments(), opener(session=rambles), far)
+    shown = capsys.readouterr().out
+    assert "(512 characters)" in shown  # max_tokens; one token a byte
+    assert max(map(len, shown.splitlines())) < 500
+
+
+def test_blank_lines_of_a_tool_result_are_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    run_demo(demo_arguments(), opener(), never)
+    assert "    \n" not in capsys.readouterr().out
+
+
 def test_a_run_that_says_something_else_is_not_identical(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -109,6 +124,19 @@ def test_a_missing_langchain_is_named_with_the_pip_line_before_anything_is_loade
     assert done.stdout == ""
     assert 'pip install "dlite-agent[demo]"' in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", full)
+    assert main(["demo", "--size", "tiny", "--bugs", "1", "--json"]) == 3
+    shown = capsys.readouterr().err
+    assert "TMPDIR" in shown
+    assert shown.count("\n") == 1
 
 
 def test_a_repository_without_a_bug_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
