@@ -160,7 +160,10 @@ class SessionBusyError(SessionError):
 
 
 class CheckpointError(SessionError):
-    """A session file is unreadable, damaged, or belongs to another model."""
+    """A session file is unreadable, damaged, or belongs to another model.
+
+    Reserved: this version writes and reads no session files.
+    """
 
     code = "session_checkpoint"
 
