@@ -110,6 +110,11 @@ def test_there_is_one_version_and_it_is_the_installed_one() -> None:
     assert dlite_agent.__version__.split(".dev")[0] in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_a_release_shows_what_the_demo_really_prints() -> None:
+    is_release = ".dev" not in dlite_agent.__version__
+    assert not (is_release and "PLACEHOLDER" in (ROOT / "README.md").read_text())
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_modules_and_functions_stay_small(path: Path) -> None:
     source = path.read_text()
