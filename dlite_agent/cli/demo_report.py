@@ -44,8 +44,8 @@ def demo_report(runs: Runs, comparisons: Comparisons) -> dict[str, object]:
         "amplification": amplification(ours),
         "identical": all(comparison.identical for comparison in comparisons.values()),
         "near_ties": sum(comparison.near_ties for comparison in comparisons.values()),
-        "speedup": _ratio(runs["none"], ours),
-        "speedup_prefix": _ratio(runs["prefix"], ours),
+        "speedup": _speedup(runs["none"], ours, comparisons.get("none")),
+        "speedup_prefix": _speedup(runs["prefix"], ours, comparisons.get("prefix")),
         "last_prompt_tokens": ours.turns[-1].stats.prompt_tokens if ours.turns else 0,
         "turns": [_turn_row(turn.stats) for turn in ours.turns],
         "runs": {policy: _run_row(run) for policy, run in runs.items()},
@@ -67,7 +67,7 @@ def demo_summary(runs: Runs, comparisons: Comparisons) -> str:
     ours = runs["session"]
     rows = []
     for policy, title in POLICIES.items():
-        run, ratio = runs[policy], _ratio(runs[policy], ours)
+        run, ratio = runs[policy], _speedup(runs[policy], ours, comparisons.get(policy))
         prefill_s = sum(turn.stats.prefill_s for turn in run.turns)
         rows.append(
             [
@@ -86,7 +86,7 @@ def demo_summary(runs: Runs, comparisons: Comparisons) -> str:
         table(["", "solved", "turns", "prefilled", "A", "prefill", "model", "to ours"], rows),
         "",
         "A = rows prefilled / (new tokens + the pending one), from the second turn on.",
-        "model = prefill and decoding; tools are not counted.",
+        "model = prefill and decoding; to ours = its ratio, in the turns with the same tokens.",
         f"The last turn's prompt has {history} tokens.",
     ]
     lines += [
@@ -115,9 +115,15 @@ def _verdict(comparison: Comparison) -> str:
     return f"DIFFERENT in turn {turn} after {comparison.num_equal} equal ones ({why})."
 
 
-def _ratio(run: AgentRun, ours: AgentRun) -> float | None:
-    """Model time of a run over ours; None when nothing was measured."""
-    return run.model_s / ours.model_s if ours.model_s else None
+def _speedup(run: AgentRun, ours: AgentRun, comparison: Comparison | None) -> float | None:
+    """Model time of a run over ours, in the leading turns that wrote the same tokens.
+
+    After a difference the two do other work, so that their times say nothing about each other. None
+    when nothing was measured.
+    """
+    same = None if comparison is None else comparison.turn
+    theirs_s, ours_s = (sum(t.stats.model_s for t in each.turns[:same]) for each in (run, ours))
+    return theirs_s / ours_s if ours_s else None
 
 
 def _prefilled(run: AgentRun) -> int:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 
 from dlite_agent.backend import ChatBackend
+from dlite_agent.cli.comparison import compare
 from dlite_agent.cli.demo import run_demo
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
 from dlite_agent.cli.main import main
@@ -108,6 +109,17 @@ def test_speedups_are_ratios_of_model_time() -> None:
     assert report["speedup"] == 3.0
     assert report["speedup_prefix"] == 1.0
     assert "3.00 x" in demo_summary(runs, {})
+
+
+def test_a_speedup_counts_the_turns_before_the_runs_part() -> None:
+    ours = agent_run(([1], [2]), ([1, 2, 3], [4]), ([1, 2, 3, 4, 5], [6]))
+    longer = agent_run(([1], [2]), ([1, 2, 3], [4]), *[([1, 2, 3, 4, 5], [7])] * 9)
+    runs = dict.fromkeys(POLICIES, ours)
+    runs["none"] = longer
+    found = compare(ours, longer, "float64", far)
+    assert demo_report(runs, {"none": found})["speedup"] == 1.0
+    nothing = compare(ours, agent_run(([1], [3])), "float64", far)
+    assert demo_report(runs, {"none": nothing})["speedup"] is None
 
 
 def test_a_missing_langchain_is_named_with_the_pip_line_before_anything_is_loaded() -> None:
