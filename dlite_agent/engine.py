@@ -157,7 +157,11 @@ class Engine:
         return generation
 
     async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
-        """`stream` for asyncio; the event loop is never blocked, not even while the model loads."""
+        """`stream` for asyncio; the event loop never waits for the model, not even while it loads.
+
+        With `isolation="thread"` the first load imports torch beside the loop, and that holds the
+        interpreter lock for up to a second at a time; with `isolation="process"` it does not.
+        """
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[Event] = asyncio.Queue()
         # A loop that is closed meanwhile raises in the worker, which takes the turn for cancelled.
