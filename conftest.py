@@ -61,7 +61,7 @@ pytest_collect_file = Sybil(
         PythonCodeBlockParser(),
         CodeBlockParser("console", check_console),
     ],
-    patterns=["README.md", "docs/**/*.md"],
+    patterns=["README.md", "docs/*.md", "docs/**/*.md"],
     setup=set_up,
     teardown=tear_down,
     fixtures=["capsys"],
