@@ -132,15 +132,20 @@ def test_an_awq_folder_is_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["Nobody/Has-This-Model", "./nowhere", "nano2", "a/b/c"])
-def test_an_unknown_model_is_a_no_with_advice_within_seconds(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_model_is_refused_with_advice_within_seconds(name: str) -> None:
     began_s = time.perf_counter()
-    status, report = doctor(capsys, name)
-    assert status == 1
-    assert name in report["model"]["refusal"]
-    assert "check the" in report["model"]["refusal"]
+    report = inspect_model(name, dtype="auto", device="planned", memory_bytes=GIB)
+    assert not report.runs_here
+    assert name in (report.refusal or "")
+    assert "check the" in (report.refusal or "")
     assert time.perf_counter() - began_s < 20.0
+
+
+def test_an_unknown_model_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
+    status, report = doctor(capsys, "./nowhere")
+    assert status == 1
+    assert report["model"]["supported"] is False
+    assert report["machine"]["versions"]["torch"]
 
 
 @pytest.mark.parametrize("vram", ["0", "-1", "nan", "inf"])
