@@ -48,7 +48,7 @@ class DLiteError(Exception):
     """Root of all errors raised on purpose.
 
     Attributes:
-        code: OpenAI error code that the HTTP server and the LiteLLM provider report.
+        code: Error code as in OpenAI's API, for a host that answers over HTTP.
         http_status: Status of the HTTP answer.
         retryable: Whether the same request may succeed later without a change.
     """
