@@ -18,7 +18,7 @@ from typing import Literal
 from dlite_agent.nano.bugs import TEMPLATES, Template
 from dlite_agent.nano.names import Split, pick_words
 
-__all__ = ["SIZES", "Check", "Function", "Size", "Task", "make_task"]
+__all__ = ["SIZES", "Check", "Function", "Size", "Task", "make_function", "make_task"]
 
 Size = Literal["tiny", "small", "medium", "large"]
 
@@ -73,6 +73,8 @@ _PROMPTS = (
     "Fix the bug.",
     "Make the tests pass.",
 )
+_OPEN_PROMPTS = tuple(text for text in _PROMPTS if "tests" in text and "bug" not in text)
+"""Those that promise no number of bugs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +239,10 @@ def _arguments(rng: random.Random, template: Template) -> tuple[object, ...]:
     return tuple(values)
 
 
-def _make_function(
+def make_function(
     rng: random.Random, split: Split, name: str, *, broken: bool
 ) -> tuple[Function, str]:
+    """Make a function of a name; broken or not, the kind of a bug is drawn and returned."""
     template = rng.choice(TEMPLATES)
     names = pick_words(rng, "variable", split, len(template.kinds), 0.3 if split == "train" else 0)
     constant = rng.randint(3, 9)
@@ -313,9 +316,7 @@ def make_task(
         path = f"{project}/{stem}.py"
         functions: list[Function] = []
         while len(functions) < count:
-            function, kind = _make_function(
-                rng, split, names[index], broken=index in broken_indices
-            )
+            function, kind = make_function(rng, split, names[index], broken=index in broken_indices)
             if any(
                 function.doc == other.doc or function.right == other.right for other in functions
             ):
@@ -330,7 +331,7 @@ def make_task(
             index += 1
         modules.append((path, tuple(functions)))
     assert broken is not None
-    prompt = rng.choice(_PROMPTS).format(p=project)
+    prompt = rng.choice(_PROMPTS if num_bugs == 1 else _OPEN_PROMPTS).format(p=project)
     path, function, kind = broken
     return Task(
         seed, split, size, project, prompt, tuple(modules), tuple(checks), path, function, kind
