@@ -214,6 +214,8 @@ def _weights(
             stop = ids.index(end, begin) + 1
             if not thinking and thought_end in ids[begin:stop]:
                 begin = ids.index(thought_end, begin) + 1 + len(gap)  # the prompt holds the gap too
+            elif not thinking:
+                begin += 1  # a turn of the history: its first token follows no generation prompt
             weights[begin:stop] = [1.0] * (stop - begin)
         elif turn < len(quiet):
             stop = ids.index(end, begin) + 1

@@ -17,6 +17,7 @@ from dlite_agent.nano.chatml import (
     render,
     train_tokenizer,
 )
+from dlite_agent.nano.drills import drill_conversation
 from dlite_agent.nano.mini import mini_conversation
 from dlite_agent.nano.names import Split
 from dlite_agent.nano.oracle import repair_conversation
@@ -33,7 +34,7 @@ _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
 _LATE_SIZES = (0.3, 0.33, 0.23, 0.14)
-_DIALECTS = {"repair": 0.36, "mini": 0.29, "skills": 0.35}
+_DIALECTS = {"repair": 0.27, "mini": 0.2, "skills": 0.23, "drill": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,15 @@ def _rng(*key: object) -> random.Random:
 
 
 def _copy_row(rng: random.Random, num_ids: int, width: int, longest: int) -> Row:
-    """Repeat one random segment to the end; only its repetitions count."""
+    """Repeat one random segment to the end; only its repetitions count.
+
+    Long segments of few distinct tokens can't be followed by looking one token back.
+    """
     length = rng.randint(4, longest)
-    segment = [rng.randrange(num_ids) for _ in range(length)]
+    is_ambiguous = longest > COPY_WIDTH and rng.random() < 0.6
+    distinct = max(8, length // rng.randint(2, 5)) if is_ambiguous else num_ids
+    ids_known = rng.sample(range(num_ids), min(num_ids, distinct))
+    segment = [rng.choice(ids_known) for _ in range(length)]
     ids = (segment * (width // length + 1))[:width]
     return Row(ids, [0.0] * length + [1.0] * (width - length))
 
@@ -109,6 +116,8 @@ def draw_conversation(rng: random.Random, *, split: Split, progress: float) -> C
     """Draw a conversation of any dialect; the world grows from short to long with progress."""
     dialect = rng.choices(list(_DIALECTS), list(_DIALECTS.values()))[0]
     thinking = rng.random() < 0.5
+    if dialect == "drill":
+        return drill_conversation(rng, split=split)
     if dialect == "skills":
         return skill_conversation(rng, split=split, thinking=thinking)
     size = rng.choices(_SIZES, _mix(_EARLY_SIZES, _LATE_SIZES, progress))[0]
@@ -129,7 +138,7 @@ def world_batches(
     """Yield `(pool, number in the pool, batch)` from a place on.
 
     Conversations are drawn in pools and sorted by length, so that little is padding; what is left
-    of a width is filled with longer copies, and one batch in 25 is nothing else.
+    of a width is filled with longer copies, and one batch in 16 is nothing else.
 
     Args:
         tokenizer: Encodes the conversations.
@@ -167,7 +176,7 @@ def _pool_batches(
             rows.append(_copy_row(rng, num_ids, width, width // 2))
         for start in range(0, len(rows), count):
             batches.append(_batch(rng, rows[start : start + count], width, 0.3))
-    for _ in range(len(batches) // 25):
+    for _ in range(len(batches) // 16):
         width = rng.choice((256, 256, 256, 512, 1024))
         rows = [_copy_row(rng, num_ids, width, width // 2) for _ in range(_BATCH_TOKENS // width)]
         batches.append(_batch(rng, rows, width, 0.3))

@@ -280,18 +280,18 @@ def _chat_skill(rng: random.Random, split: Split, transcript: Transcript) -> lis
             transcript.say("user", question)
         transcript.say("user", question)
         transcript.answer(answer, "I answer.")
-    return _other_tools(rng, split) if rng.random() < 0.3 else []
+    return _other_tools(rng, split) if rng.random() < 0.7 else []
 
 
 _SKILLS: tuple[tuple[Callable[[random.Random, Split, Transcript], list[Tool]], float], ...] = (
     (_number_skill, 3.0),
     (_nothing_skill, 2.0),
     (_weather_skill, 2.0),
-    (_person_skill, 2.5),
+    (_person_skill, 4.0),
     (_sum_skill, 2.0),
     (_style_skill, 0.5),
     (_joke_skill, 0.5),
-    (_chat_skill, 1.5),
+    (_chat_skill, 2.5),
 )
 
 
