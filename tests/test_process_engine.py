@@ -82,7 +82,7 @@ async def test_asyncio_reads_from_it(engine: Engine) -> None:
 
 def test_errors_keep_their_class_and_advice(engine: Engine) -> None:
     long = ChatRequest((Message("user", "x"),), sampling=SamplingParams(max_tokens=10_000))
-    with pytest.raises(ContextLengthExceededError, match="max_context") as caught:
+    with pytest.raises(ContextLengthExceededError, match="longer context") as caught:
         engine.generate(long)
     assert caught.value.limit == 4096
     with pytest.raises(UnsupportedParameterError, match="stop strings"):
