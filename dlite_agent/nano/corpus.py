@@ -34,7 +34,7 @@ _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
 _LATE_SIZES = (0.3, 0.33, 0.23, 0.14)
-_DIALECTS = {"repair": 0.27, "mini": 0.2, "skills": 0.23, "drill": 0.3}
+_DIALECTS = {"repair": 0.19, "mini": 0.13, "skills": 0.2, "drill": 0.48}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def world_batches(
     """Yield `(pool, number in the pool, batch)` from a place on.
 
     Conversations are drawn in pools and sorted by length, so that little is padding; what is left
-    of a width is filled with longer copies, and one batch in 16 is nothing else.
+    of a width is filled with longer copies, and one batch in 25 is nothing else.
 
     Args:
         tokenizer: Encodes the conversations.
@@ -176,7 +176,7 @@ def _pool_batches(
             rows.append(_copy_row(rng, num_ids, width, width // 2))
         for start in range(0, len(rows), count):
             batches.append(_batch(rng, rows[start : start + count], width, 0.3))
-    for _ in range(len(batches) // 16):
+    for _ in range(len(batches) // 25):
         width = rng.choice((256, 256, 256, 512, 1024))
         rows = [_copy_row(rng, num_ids, width, width // 2) for _ in range(_BATCH_TOKENS // width)]
         batches.append(_batch(rng, rows, width, 0.3))

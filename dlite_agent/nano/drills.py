@@ -26,9 +26,9 @@ def drill_conversation(rng: random.Random, *, split: Split) -> Conversation:
         rng: Source of every choice.
         split: Whose names to use.
     """
-    is_edit = rng.random() < 0.5
+    is_edit = rng.random() < 0.3
     transcript = Transcript(thinking=is_edit and rng.random() < 0.5)
-    for name in pick_words(rng, "word", split, rng.randint(3, 7), 0.5):
+    for name in pick_words(rng, "word", split, rng.randint(3, 6 if is_edit else 14), 0.5):
         function, _ = make_function(rng, split, name, broken=True)
         if is_edit:
             _edit(rng, transcript, split, function)
