@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
+
+# A shell that runs the suite in the background ignores Ctrl-C for it, and the programs that tests
+# start would inherit that: those that test Ctrl-C would wait for ever.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any library reads them. Nothing in the tests may ask a hub or a price list on the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
