@@ -55,7 +55,7 @@ class Recipe:
 
     seed: int = 1
     copy_tokens: int = 600_000
-    world_tokens: int = 12_000_000
+    world_tokens: int = 24_000_000
     matrix_lr: float = 0.02
     other_lr: float = 0.005
     decay: float = 0.7
@@ -108,6 +108,12 @@ class Trainer:
         self.network.load_state_dict(weights)
         self._optimizer.load_state({k: v for k, v in tensors.items() if not k.startswith(prefix)})
         logger.info("resumed step=%d world_tokens=%d", self.place.step, self.place.world_tokens)
+
+    def start_from(self, folder: Path) -> None:
+        """Take the weights of an exported folder, unless this run has begun already."""
+        if self.place.step == 0:
+            tensors = load_file(folder / "model.safetensors")
+            self.network.load_state_dict({k: v.float() for k, v in tensors.items()})
 
     def save(self) -> None:
         """Write the checkpoint; a kill at any time leaves the old or the new one."""
@@ -227,6 +233,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=Recipe().seed)
     parser.add_argument("--world-tokens", type=int, default=Recipe().world_tokens)
     parser.add_argument("--copy-tokens", type=int, default=Recipe().copy_tokens)
+    parser.add_argument(
+        "--start", type=Path, help="exported folder to go on from, for a new --work"
+    )
     parser.add_argument("--no-compile", action="store_true", help="do not compile the layers")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
     return parser.parse_args(arguments)
@@ -248,12 +257,16 @@ def main(arguments: list[str] | None = None) -> int:
     config = NanoConfig()
     options.work.mkdir(parents=True, exist_ok=True)
     path = options.work / "tokenizer.json"
+    if not path.exists() and options.start is not None:
+        path.write_bytes((options.start / "tokenizer.json").read_bytes())
     if not path.exists():
         logger.info("training the tokenizer")
         build_tokenizer(recipe.seed, config.vocab_size).save(str(path))
     if recipe.compiled:
         network_module.compile_layers()
     trainer = Trainer(options.work, recipe, config, Tokenizer.from_file(str(path)))
+    if options.start is not None:
+        trainer.start_from(options.start)
     is_complete = trainer.run(None if options.minutes is None else options.minutes * 60)
     export(trainer.network, config, trainer.tokenizer, options.out)
     logger.info("exported out=%s complete=%s", options.out, is_complete)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from dlite_agent.nano import mini
 from dlite_agent.nano.chatml import Conversation, encode_conversation, train_tokenizer
 from dlite_agent.nano.corpus import WIDTHS, draw_conversation
+from dlite_agent.nano.drills import drill_conversation
 from dlite_agent.nano.oracle import repair_conversation
 from dlite_agent.nano.skills import skill_conversation
 from dlite_agent.nano.world import make_task
@@ -126,3 +127,12 @@ def test_every_dialect_fits_a_training_row(tokenizer: Tokenizer) -> None:
         assert len(row.ids) == len(row.weights)
         assert max(row.weights) == 1.0
         assert len(row.ids) <= WIDTHS[-1] * 1.4  # this small tokenizer makes longer rows
+
+
+def test_drills_ask_for_the_right_line() -> None:
+    for seed in range(20):
+        conversation = drill_conversation(random.Random(seed), split="train")
+        assert calls_of(conversation) or not conversation.tools
+        roles = [message["role"] for message in conversation.messages]
+        assert roles[0] == "user"
+        assert roles[-1] == "assistant"

@@ -97,3 +97,13 @@ def test_first_weights_copy_a_repeated_segment() -> None:
         hidden = network.hidden(ids, torch.arange(72)[None])[0, 24:-1]
         guesses = network.logits(hidden).argmax(-1)
     assert (guesses == ids[0, 25:]).float().mean() > 0.8
+
+
+def test_a_run_can_start_from_an_exported_folder(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first = Trainer(tmp_path / "first", Recipe(seed=5, compiled=False), CONFIG, tokenizer)
+    export(first.network, CONFIG, tokenizer, tmp_path / "out")
+    second = Trainer(tmp_path / "second", Recipe(compiled=False), CONFIG, tokenizer)
+    second.start_from(tmp_path / "out")
+    for name, value in first.network.state_dict().items():
+        found = second.network.state_dict()[name]
+        torch.testing.assert_close(found, value.bfloat16().float(), atol=0, rtol=0)
