@@ -14,7 +14,6 @@ from dlite_agent import Engine
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 pytestmark = pytest.mark.host
-not_frozen = pytest.mark.xfail(reason="nano is still in training", strict=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -34,7 +33,6 @@ def test_an_example_fits_a_screen_and_says_how_to_run_it(path: Path) -> None:
     assert f"python examples/{path.name}" in source
 
 
-@not_frozen
 def test_an_agent_repairs_a_repository(capsys: pytest.CaptureFixture[str]) -> None:
     assert example("01_agent.py")["main"](size="tiny") is True
     assert "The tests pass." in capsys.readouterr().out
@@ -49,7 +47,6 @@ def test_a_stopped_turn_leaves_its_prompt_in_the_session(
     assert "[stopped]" in capsys.readouterr().out
 
 
-@not_frozen
 def test_two_interleaved_agents_pay_for_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
     for first, *later in example("03_two_agents.py")["main"]():
         assert first["prompt_tokens"] > 0
