@@ -47,7 +47,7 @@ def demo_arguments(**changes: Any) -> argparse.Namespace:
         "bugs": 1,
         "dtype": "float32",
         "drafter": "auto",
-        "think": False,
+        "no_think": True,
         "json": False,
     }
     return argparse.Namespace(**(options | changes))

@@ -23,8 +23,8 @@ def outcome() -> tuple[int, str, str]:
         streams = io.StringIO(), io.StringIO()
         patch.setattr(sys, "stdout", streams[0])
         patch.setattr(sys, "stderr", streams[1])
-        options = ["--seed", "1", "--size", "tiny", "--bugs", "1", "--dtype", "float64", "--json"]
-        status = main(["demo", *options])
+        options = ["--seed", "1", "--size", "tiny", "--bugs", "1", "--dtype", "float64"]
+        status = main(["demo", "--no-think", "--json", *options])
     return status, streams[0].getvalue(), streams[1].getvalue()
 
 
