@@ -25,7 +25,6 @@ forced = pytest.mark.xfail(
     reason='asks for tool_choice="any": no constrained decoding yet',
     raises=UnsupportedParameterError,
 )
-not_frozen = pytest.mark.xfail(reason="nano is still in training", strict=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,26 +88,6 @@ class TestNano(ChatModelIntegrationTests):
     @forced
     def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:  # type: ignore[override]
         super().test_unicode_tool_call_integration(model)
-
-    @not_frozen
-    def test_tool_calling(self, model: BaseChatModel) -> None:
-        super().test_tool_calling(model)
-
-    @not_frozen
-    async def test_tool_calling_async(self, model: BaseChatModel) -> None:
-        await super().test_tool_calling_async(model)
-
-    @not_frozen
-    def test_bind_runnables_as_tools(self, model: BaseChatModel) -> None:
-        super().test_bind_runnables_as_tools(model)
-
-    @not_frozen
-    def test_tool_calling_with_no_arguments(self, model: BaseChatModel) -> None:
-        super().test_tool_calling_with_no_arguments(model)
-
-    @not_frozen
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        super().test_agent_loop(model)
 
 
 def _ask(model: BaseChatModel, messages: list[Any], *, stream: bool) -> AIMessage:
