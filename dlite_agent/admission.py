@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.message_keys import chain_keys, seed_key
+from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.chat.messages import Message
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.replay import ReplayPlan, plan_replay
@@ -28,14 +28,12 @@ class AdmittedRequest:
     Attributes:
         request: As it came.
         plan: Which assistant turns are spliced; its key is what the answer's keys continue.
-        keys: Chained key of each message.
         prompt: The ids.
         sampling: Resolved: no field is None.
     """
 
     request: ChatRequest
     plan: ReplayPlan
-    keys: tuple[bytes, ...]
     prompt: RenderedPrompt
     sampling: SamplingParams
 
@@ -64,7 +62,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
         splices=plan.splices,
     )
     sampling = _resolve(request.sampling, model, len(prompt.token_ids))
-    return AdmittedRequest(request, plan, chain_keys(request.messages, seed), prompt, sampling)
+    return AdmittedRequest(request, plan, prompt, sampling)
 
 
 def plan_history(

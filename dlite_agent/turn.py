@@ -114,7 +114,7 @@ class _Turn:
     ended_in_call: bool = False
 
     def run(self, should_stop: Callable[[], bool]) -> Generator[GenerationChunk, None, None]:
-        model, prompt, keys = self.model, self.admitted.prompt, self.admitted.keys
+        model, prompt, keys = self.model, self.admitted.prompt, self.admitted.plan.keys
         num_new = model.known.count_new(prompt, keys, model.control_ids)
         is_complete = self._sync(should_stop)
         parser = StreamParser(
