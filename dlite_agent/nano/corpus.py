@@ -17,7 +17,7 @@ from dlite_agent.nano.chatml import (
     render,
     train_tokenizer,
 )
-from dlite_agent.nano.drills import drill_conversation
+from dlite_agent.nano.drills import drill_conversation, module_drill
 from dlite_agent.nano.mini import mini_conversation
 from dlite_agent.nano.names import Split
 from dlite_agent.nano.oracle import repair_conversation
@@ -34,7 +34,7 @@ _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
 _LATE_SIZES = (0.3, 0.33, 0.23, 0.14)
-_DIALECTS = {"repair": 0.19, "mini": 0.13, "skills": 0.2, "drill": 0.48}
+_DIALECTS = {"repair": 0.2, "mini": 0.1, "skills": 0.17, "drill": 0.36, "module": 0.17}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +118,8 @@ def draw_conversation(rng: random.Random, *, split: Split, progress: float) -> C
     thinking = rng.random() < 0.5
     if dialect == "drill":
         return drill_conversation(rng, split=split)
+    if dialect == "module":
+        return module_drill(rng, split=split)
     if dialect == "skills":
         return skill_conversation(rng, split=split, thinking=thinking)
     size = rng.choices(_SIZES, _mix(_EARLY_SIZES, _LATE_SIZES, progress))[0]

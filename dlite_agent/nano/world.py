@@ -11,6 +11,7 @@ import hashlib
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,16 @@ from typing import Literal
 from dlite_agent.nano.bugs import TEMPLATES, Template
 from dlite_agent.nano.names import Split, pick_words
 
-__all__ = ["SIZES", "Check", "Function", "Size", "Task", "make_function", "make_task"]
+__all__ = [
+    "SIZES",
+    "Check",
+    "Function",
+    "Size",
+    "Task",
+    "make_function",
+    "make_task",
+    "module_source",
+]
 
 Size = Literal["tiny", "small", "medium", "large"]
 
@@ -106,6 +116,12 @@ class Function:
         )
 
 
+def module_source(path: str, functions: Sequence[Function]) -> str:
+    """Render a module as it stands in the repository."""
+    body = "\n\n\n".join(function.source() for function in functions)
+    return f'"""Functions of {Path(path).stem}."""\n\n\n{body}\n'
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One call in the tests, with the value that the right body returns."""
@@ -162,9 +178,7 @@ class Task:
         """Render every file of the repository, by path."""
         files = {f"{self.project}/__init__.py": f'"""The {self.project} package."""\n'}
         for path, functions in self.modules:
-            title = Path(path).stem
-            body = "\n\n\n".join(function.source() for function in functions)
-            files[path] = f'"""Functions of {title}."""\n\n\n{body}\n'
+            files[path] = module_source(path, functions)
         files[TEST_FILE] = self.test_source()
         return files
 
