@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig
-from dlite_agent.models.transformer import weight_shapes
 
 ASSETS = Path(__file__).parent.parent / "dlite_agent" / "nano" / "assets"
 CONTROLS = (

@@ -17,7 +17,8 @@ from dlite_agent.bench.machine import read_bandwidth
 from dlite_agent.bench.report import BenchResult, conditions, measure
 from dlite_agent.config import DType
 from dlite_agent.models.kv_pool import KVCache
-from dlite_agent.models.transformer import DenseTransformer, weight_shapes
+from dlite_agent.models.layer_weights import weight_shapes
+from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 
 __all__ = ["bench_step"]

@@ -74,7 +74,7 @@ def inspect_model(name: str, *, dtype: str, device: str, memory_bytes: int) -> M
     import torch
 
     from dlite_agent.models.device import resolve_device, resolve_dtype
-    from dlite_agent.models.transformer import weight_shapes
+    from dlite_agent.models.layer_weights import weight_shapes
     from dlite_agent.models.weights import read_config
 
     try:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -12,25 +11,13 @@ from torch.nn import functional
 
 from dlite_agent.kernels.attention import AttentionPlan, attend, plan_attention
 from dlite_agent.kernels.norm import RMSNorm
-from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
+from dlite_agent.kernels.rotary import RotaryTable, rotate
 from dlite_agent.models.kv_pool import KVCache, KVPool
-from dlite_agent.models.linear import Linear, make_linear
+from dlite_agent.models.layer_weights import LayerWeights, ReadWeight, load_layer
+from dlite_agent.models.linear import make_linear
 from dlite_agent.models.target import TargetConfig, TargetHidden, TargetOutput
 
-__all__ = ["DenseTransformer", "weight_shapes"]
-
-ReadWeight = Callable[[str], Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: RMSNorm
-    qkv: Linear  # E -> (H + 2K)·D
-    head_norm: RMSNorm  # of all query and key heads; queries are scaled by 1/√D
-    out: Linear  # H·D -> E
-    ffn_norm: RMSNorm
-    gate_up: Linear  # E -> 2·ffn
-    down: Linear  # ffn -> E
+__all__ = ["DenseTransformer"]
 
 
 class _Pass(NamedTuple):
@@ -39,32 +26,6 @@ class _Pass(NamedTuple):
     kv: KVCache
     rotation: Tensor
     plan: AttentionPlan
-
-
-def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors that a Hugging Face checkpoint of this config must hold."""
-    hidden, head_dim, ffn = config.hidden_size, config.head_dim, config.intermediate_size
-    query, key = config.num_heads * head_dim, config.num_kv_heads * head_dim
-    per_layer = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (query, hidden),
-        "self_attn.k_proj.weight": (key, hidden),
-        "self_attn.v_proj.weight": (key, hidden),
-        "self_attn.q_norm.weight": (head_dim,),
-        "self_attn.k_norm.weight": (head_dim,),
-        "self_attn.o_proj.weight": (hidden, query),
-        "post_attention_layernorm.weight": (hidden,),
-        "mlp.gate_proj.weight": (ffn, hidden),
-        "mlp.up_proj.weight": (ffn, hidden),
-        "mlp.down_proj.weight": (hidden, ffn),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in per_layer.items()}
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
-    return shapes
 
 
 class DenseTransformer:
@@ -107,7 +68,7 @@ class DenseTransformer:
 
         # A copy, since what was read may be a map of the file.
         self._embedding = load("model.embed_tokens.weight").clone()
-        self._layers = [_load_layer(config, load, layer) for layer in range(config.num_layers)]
+        self._layers = [load_layer(config, load, layer) for layer in range(config.num_layers)]
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
         head = self._embedding if config.tie_word_embeddings else load("lm_head.weight")
         self._head = make_linear(head)
@@ -160,7 +121,7 @@ class DenseTransformer:
         hidden = TargetHidden(torch.stack(tapped), tuple(sorted(set(taps)))) if tapped else None
         return TargetOutput(self._logits(x, logits_for), hidden)
 
-    def _decoder_layer(self, layer: _Layer, index: int, x: Tensor, shared: _Pass) -> Tensor:
+    def _decoder_layer(self, layer: LayerWeights, index: int, x: Tensor, shared: _Pass) -> Tensor:
         config, num_rows = self.config, x.shape[0]
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(layer.input_norm(x))
@@ -183,45 +144,3 @@ class DenseTransformer:
         else:
             chosen = x[list(rows)]
         return self._head(self._final_norm(chosen)).to(self._wide)
-
-
-def _load_layer(config: TargetConfig, load: ReadWeight, index: int) -> _Layer:
-    prefix = f"model.layers.{index}."
-    order = pair_order(config.head_dim)
-
-    def turned(name: str, num_heads: int) -> Tensor:
-        weight = load(f"{prefix}self_attn.{name}.weight")
-        return weight.view(num_heads, config.head_dim, -1)[:, order].flatten(0, 1)
-
-    def norm(name: str) -> RMSNorm:
-        weight = load(f"{prefix}{name}.weight")
-        return RMSNorm(weight, config.rms_norm_eps, weight.dtype)
-
-    query = turned("q_proj", config.num_heads)
-    key = turned("k_proj", config.num_kv_heads)
-    value = load(f"{prefix}self_attn.v_proj.weight")
-    gate, up = load(f"{prefix}mlp.gate_proj.weight"), load(f"{prefix}mlp.up_proj.weight")
-    return _Layer(
-        input_norm=norm("input_layernorm"),
-        qkv=make_linear(torch.cat([query, key, value])),
-        head_norm=_load_head_norm(config, load, index),
-        out=make_linear(load(f"{prefix}self_attn.o_proj.weight")),
-        ffn_norm=norm("post_attention_layernorm"),
-        gate_up=make_linear(torch.cat([gate, up])),
-        down=make_linear(load(f"{prefix}mlp.down_proj.weight")),
-    )
-
-
-def _load_head_norm(config: TargetConfig, load: ReadWeight, index: int) -> RMSNorm:
-    """The norms of queries and keys as one; the attention's 1/√D goes into the queries'."""
-    order = pair_order(config.head_dim)
-    query = load(f"model.layers.{index}.self_attn.q_norm.weight")
-    key = load(f"model.layers.{index}.self_attn.k_norm.weight")
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    weight = torch.cat(
-        [
-            query[order].to(wide).expand(config.num_heads, -1) * config.head_dim**-0.5,
-            key[order].to(wide).expand(config.num_kv_heads, -1),
-        ]
-    )
-    return RMSNorm(weight, config.rms_norm_eps, wide)

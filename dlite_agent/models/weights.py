@@ -25,8 +25,9 @@ from dlite_agent.models.checkpoint_source import (
     read_json_file,
 )
 from dlite_agent.models.device import free_memory_bytes, resolve_device, resolve_dtype
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig
-from dlite_agent.models.transformer import DenseTransformer, weight_shapes
+from dlite_agent.models.transformer import DenseTransformer
 
 __all__ = ["fingerprint", "load_target", "read_config", "resolve_checkpoint", "sampling_defaults"]
 

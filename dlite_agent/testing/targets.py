@@ -9,8 +9,9 @@ from torch import Tensor
 
 from dlite_agent.config import DType
 from dlite_agent.models.kv_pool import KVCache
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig, TargetModel, TargetOutput
-from dlite_agent.models.transformer import DenseTransformer, weight_shapes
+from dlite_agent.models.transformer import DenseTransformer
 
 __all__ = ["FaultyTarget", "tiny_config", "tiny_qwen3"]
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dlite_agent.models.transformer import weight_shapes
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.testing import tiny_config
 
 CONFIG = tiny_config()

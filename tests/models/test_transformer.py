@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dlite_agent.errors import CapacityError
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig
-from dlite_agent.models.transformer import DenseTransformer, weight_shapes
+from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.testing import tiny_config, tiny_qwen3
 
 BASE = tiny_config()
