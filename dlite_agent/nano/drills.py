@@ -52,7 +52,8 @@ def module_drill(rng: random.Random, *, split: Split) -> Conversation:
     path = f"{project}/{stem}.py"
     functions: dict[str, Function] = {}
     for name in names:
-        function, _ = make_function(rng, split, name, broken=rng.random() < 0.7)
+        is_broken = not functions or rng.random() < 0.7
+        function, _ = make_function(rng, split, name, broken=is_broken)
         functions.setdefault(function.doc, function)
     wrong = [f for f in functions.values() if f.right != f.written]
     rng.shuffle(wrong)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from dlite_agent.nano import mini
 from dlite_agent.nano.chatml import Conversation, encode_conversation, train_tokenizer
 from dlite_agent.nano.corpus import WIDTHS, draw_conversation
-from dlite_agent.nano.drills import drill_conversation
+from dlite_agent.nano.drills import drill_conversation, module_drill
 from dlite_agent.nano.oracle import repair_conversation
 from dlite_agent.nano.skills import skill_conversation
 from dlite_agent.nano.world import make_task
@@ -127,6 +127,20 @@ def test_every_dialect_fits_a_training_row(tokenizer: Tokenizer) -> None:
         assert len(row.ids) == len(row.weights)
         assert max(row.weights) == 1.0
         assert len(row.ids) <= WIDTHS[-1] * 1.4  # this small tokenizer makes longer rows
+
+
+def test_module_drills_fix_functions_that_were_read_and_are_wrong() -> None:
+    for seed in range(30):
+        conversation = module_drill(random.Random(seed), split="train")
+        (read, read_arguments), *edits = calls_of(conversation)
+        listing = next(m["content"] for m in conversation.messages if m["role"] == "tool")
+        assert read == "read_file"
+        assert 1 <= len(edits) <= 10
+        for name, arguments in edits:
+            assert name == "edit_file"
+            assert arguments["path"] == read_arguments["path"]
+            assert str(listing).count(f"    {arguments['old']}\n") == 1
+            assert arguments["new"] != arguments["old"]
 
 
 def test_drills_ask_for_the_right_line() -> None:
