@@ -220,13 +220,15 @@ class KVCache:
     def reserve(self, count: int) -> None:
         """Make room for `count` tentative rows behind `length`; earlier tentative rows are dropped.
 
-        A last page that another cache also holds is copied first, so that nobody else's rows are
-        overwritten.
+        Costs nothing when that many are reserved already. A last page that another cache also holds
+        is copied first, so that nobody else's rows are overwritten.
 
         Raises:
             CapacityError: The pool has too few free pages; the cache is unchanged.
         """
         assert count >= 1, "at least one row"
+        if count == self.num_tentative:
+            return
         num_kept = _num_pages(self.length)
         num_needed = _num_pages(self.length + count)
         rest = self.length % PAGE_ROWS  # rows in use of the last page

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlite_agent.models.kv_pool import KVCache
 
-__all__ = ["TargetConfig", "TargetHidden", "TargetModel", "TargetOutput"]
+__all__ = ["ForwardRows", "TargetConfig", "TargetHidden", "TargetModel", "TargetOutput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,23 @@ class TargetOutput(NamedTuple):
     hidden: TargetHidden | None
 
 
+@dataclass(frozen=True, slots=True)
+class ForwardRows:
+    """What one session wants of the next forward.
+
+    Attributes:
+        token_ids: [Q] int64, at positions `kv.length .. kv.length + Q - 1`.
+        kv: The cache to attend to and to write to.
+        logits_for: R row numbers in [0, Q) whose logits are wanted; may be empty.
+        taps: Layers whose residual stream is captured.
+    """
+
+    token_ids: Tensor
+    kv: KVCache
+    logits_for: Sequence[int]
+    taps: tuple[int, ...] = ()
+
+
 class TargetModel(Protocol):
     """A target. Owns its weights and its KV pool; used by one thread at a time."""
 
@@ -98,7 +115,7 @@ class TargetModel(Protocol):
     def forward(
         self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
     ) -> TargetOutput:
-        """Compute Q rows at positions `kv.length .. kv.length + Q - 1`.
+        """Compute Q rows at positions `kv.length .. kv.length + Q - 1`: a batch of one.
 
         Writes Q **tentative** KV rows behind `kv.length`, which does not move: `kv.commit(n)` keeps
         the first n, anything that appends or truncates drops the rest.
@@ -112,5 +129,25 @@ class TargetModel(Protocol):
 
         Raises:
             CapacityError: The pool has no room for Q rows; the cache is unchanged.
+        """
+        ...
+
+    def forward_batch(self, batch: Sequence[ForwardRows]) -> list[TargetOutput]:
+        """Compute the rows of several sessions; weights are read once for all of them.
+
+        Each session's cache gets its own tentative rows, as by `forward`, and each output is that
+        of the session alone: exactly so up to the rounding of products over another number of rows.
+        `kv.reserve(Q)` may be called before, so that a full pool is met by the session that meets
+        it.
+
+        Args:
+            batch: At least one; all caches are distinct.
+
+        Returns:
+            One output for each, in order.
+
+        Raises:
+            CapacityError: The pool has no room for all rows; nothing was written, and no cache of
+                the batch has tentative rows.
         """
         ...

@@ -1,4 +1,4 @@
-"""The forward of a dense Qwen3 decoder: few, fused operators over one session's rows."""
+"""The forward of a dense Qwen3 decoder: few, fused operators over the rows of a batch."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlite_agent.errors import CapacityError
 from dlite_agent.kernels.attention import AttentionPlan, attend, plan_attention
 from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable, rotate
 from dlite_agent.models.kv_pool import KVCache, KVPool
 from dlite_agent.models.layer_weights import LayerWeights, ReadWeight, load_layer
 from dlite_agent.models.linear import make_linear
-from dlite_agent.models.target import TargetConfig, TargetHidden, TargetOutput
+from dlite_agent.models.target import ForwardRows, TargetConfig, TargetHidden, TargetOutput
 
 __all__ = ["DenseTransformer"]
 
 
-class _Pass(NamedTuple):
-    """What all layers of one forward share."""
+class _Part(NamedTuple):
+    """The rows of one session: [first_row, first_row + num_rows) of a forward's."""
 
     kv: KVCache
-    rotation: Tensor
     plan: AttentionPlan
+    first_row: int
+    num_rows: int
 
 
 class DenseTransformer:
@@ -100,38 +102,65 @@ class DenseTransformer:
         self._embedding = torch.empty(0)
         self._head = make_linear(torch.empty(0, 0))
 
-    @torch.no_grad()
     def forward(
         self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
     ) -> TargetOutput:
         """Compute Q rows behind `kv.length`; see `TargetModel.forward`."""
-        config, num_rows = self.config, token_ids.shape[0]
-        assert all(0 <= layer < config.num_layers for layer in taps), "taps name layers"
-        kv.reserve(num_rows)
-        rotation = self._rotary.rows(kv.length, num_rows)
-        x = functional.embedding(token_ids, self._embedding)  # [Q, E]
-        query_shape = (num_rows, config.num_heads, config.num_kv_heads)
-        plan = plan_attention(query_shape, kv.span_rows(), self._like)
-        tapped: list[Tensor] = []
-        for index, layer in enumerate(self._layers):
-            x = self._decoder_layer(layer, index, x, _Pass(kv, rotation, plan))
-            if index in taps:
-                tapped.append(x)
-        self.rows_computed += num_rows
-        hidden = TargetHidden(torch.stack(tapped), tuple(sorted(set(taps)))) if tapped else None
-        return TargetOutput(self._logits(x, logits_for), hidden)
+        return self.forward_batch([ForwardRows(token_ids, kv, logits_for, tuple(taps))])[0]
 
-    def _decoder_layer(self, layer: LayerWeights, index: int, x: Tensor, shared: _Pass) -> Tensor:
+    @torch.no_grad()
+    def forward_batch(self, batch: Sequence[ForwardRows]) -> list[TargetOutput]:
+        """Compute the rows of several sessions; see `TargetModel.forward_batch`."""
+        num_layers = self.config.num_layers
+        assert all(0 <= tap < num_layers for rows in batch for tap in rows.taps), "taps are layers"
+        assert len({id(rows.kv) for rows in batch}) == len(batch), "caches are distinct"
+        _reserve(batch)
+        parts = self._parts(batch)
+        rotation = _joined([self._rotary.rows(part.kv.length, part.num_rows) for part in parts])
+        x = functional.embedding(_joined([rows.token_ids for rows in batch]), self._embedding)
+        wanted = {tap for rows in batch for tap in rows.taps}
+        tapped: dict[int, Tensor] = {}
+        for index, layer in enumerate(self._layers):
+            x = self._decoder_layer(
+                layer, index, x, (rotation, parts)
+            )  # [Q, E], all sessions' rows
+            if index in wanted:
+                tapped[index] = x
+        self.rows_computed += x.shape[0]
+        pairs = list(zip(batch, parts, strict=True))
+        asked = [part.first_row + row for rows, part in pairs for row in rows.logits_for]
+        logits = self._logits(x, asked).split([len(rows.logits_for) for rows in batch])
+        hidden = [_hidden(rows.taps, tapped, part) for rows, part in pairs]
+        return [TargetOutput(*output) for output in zip(logits, hidden, strict=True)]
+
+    def _parts(self, batch: Sequence[ForwardRows]) -> list[_Part]:
+        parts: list[_Part] = []
+        start = 0
+        for rows in batch:
+            count = rows.token_ids.shape[0]
+            shape = (count, self.config.num_heads, self.config.num_kv_heads)
+            plan = plan_attention(shape, rows.kv.span_rows(), self._like)
+            parts.append(_Part(rows.kv, plan, start, count))
+            start += count
+        return parts
+
+    def _decoder_layer(
+        self, layer: LayerWeights, index: int, x: Tensor, shared: tuple[Tensor, list[_Part]]
+    ) -> Tensor:
         config, num_rows = self.config, x.shape[0]
+        rotation, parts = shared
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         heads = layer.qkv(layer.input_norm(x))
         heads = heads.view(num_rows, -1, config.head_dim)  # [Q, H + 2K, D]
         turned, values = heads.split_with_sizes([num_heads + num_kv_heads, num_kv_heads], 1)
         turned = layer.head_norm(turned)
-        q, keys = rotate(turned, shared.rotation).split_with_sizes([num_heads, num_kv_heads], 1)
-        shared.kv.write(index, keys.transpose(0, 1), values.transpose(0, 1))
-        mixed = attend(q, shared.kv.spans(index), shared.plan)
-        x = layer.out.add_to(x, mixed)
+        q, keys = rotate(turned, rotation).split_with_sizes([num_heads, num_kv_heads], 1)
+        keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [K, Q, D]
+        mixed: list[Tensor] = []
+        for kv, plan, start, count in parts:
+            kv.write(index, keys.narrow(1, start, count), values.narrow(1, start, count))
+            mixed.append(attend(q.narrow(0, start, count), kv.spans(index), plan))
+        x = layer.out.add_to(x, _joined(mixed))
         gate, up = layer.gate_up(layer.ffn_norm(x)).chunk(2, dim=-1)
         return layer.down.add_to(x, functional.silu(gate).mul_(up))
 
@@ -144,3 +173,26 @@ class DenseTransformer:
         else:
             chosen = x[list(rows)]
         return self._head(self._final_norm(chosen)).to(self._wide)
+
+
+def _reserve(batch: Sequence[ForwardRows]) -> None:
+    """Room for all rows, or for none."""
+    try:
+        for rows in batch:
+            rows.kv.reserve(rows.token_ids.shape[0])
+    except CapacityError:
+        for rows in batch:
+            rows.kv.commit(0)
+        raise
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _hidden(taps: tuple[int, ...], tapped: dict[int, Tensor], part: _Part) -> TargetHidden | None:
+    if not taps:
+        return None
+    layer_ids = tuple(sorted(set(taps)))
+    states = [tapped[layer].narrow(0, part.first_row, part.num_rows) for layer in layer_ids]
+    return TargetHidden(torch.stack(states), layer_ids)

@@ -10,7 +10,7 @@ from torch import Tensor
 from dlite_agent.config import DType
 from dlite_agent.models.kv_pool import KVCache
 from dlite_agent.models.layer_weights import weight_shapes
-from dlite_agent.models.target import TargetConfig, TargetModel, TargetOutput
+from dlite_agent.models.target import ForwardRows, TargetConfig, TargetModel, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 
 __all__ = ["FaultyTarget", "tiny_config", "tiny_qwen3"]
@@ -105,13 +105,17 @@ class FaultyTarget:
     def forward(
         self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
     ) -> TargetOutput:
+        """Compute as the target does; see `forward_batch`."""
+        return self.forward_batch([ForwardRows(token_ids, kv, logits_for, tuple(taps))])[0]
+
+    def forward_batch(self, batch: Sequence[ForwardRows]) -> list[TargetOutput]:
         """Compute as the target does.
 
         Raises:
             RuntimeError: This forward was to fail.
         """
-        output = self._target.forward(token_ids, kv, logits_for=logits_for, taps=taps)
+        outputs = self._target.forward_batch(batch)
         number, self.num_forwards = self.num_forwards, self.num_forwards + 1
         if self._fails(number):
             raise RuntimeError(f"forward {number} was told to fail")
-        return output
+        return outputs
