@@ -53,6 +53,12 @@ class EngineConfig:
         threads: Compute threads of the model's process; None leaves torch's setting. Only used with
             `isolation="process"`, since a host's settings are not ours.
         max_queue: Requests that may wait before `CapacityError`.
+        reproducible: Nothing that is measured while it runs decides how a turn is computed: kernel
+            paths and the cost table are fixed, and the drafting controller reads counters, never
+            clocks. The same requests in the same order are then computed the same way.
+        audit: Compute every decode step in one shape, whatever was drafted, so that bfloat16 output
+            does not depend on the drafter. Implies `reproducible`; costs speed
+            (`docs/concepts/lossless.md`).
     """
 
     model: str = "nano"
@@ -68,6 +74,8 @@ class EngineConfig:
     isolation: Isolation = "thread"
     threads: int | None = None
     max_queue: int = 64
+    reproducible: bool = False
+    audit: bool = False
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
@@ -80,6 +88,12 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{name} is {value!r}, but must be at least 1; leave it out for the default"
                 )
+        for name in ("reproducible", "audit"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise ConfigurationError(f"{name} is {value!r}; use True or False")
+        if self.audit:
+            object.__setattr__(self, "reproducible", True)  # frozen, and still under construction
 
     @classmethod
     def from_env(
@@ -98,7 +112,7 @@ class EngineConfig:
         for name, kind in known.items():
             raw = environ.get(f"DLITE_{name.upper()}")
             if raw is not None:
-                values[name] = _parse(name, raw) if "int" in kind else raw
+                values[name] = _parse(name, raw, kind)
         for name, value in overrides.items():
             if name not in known:
                 raise ConfigurationError(
@@ -183,7 +197,15 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ConfigurationError(f"{name} is {value!r}; use one of {', '.join(map(repr, allowed))}")
 
 
-def _parse(name: str, raw: str) -> int:
+def _parse(name: str, raw: str, kind: str) -> int | bool | str:
+    """The value of a variable, by the annotation of its field."""
+    if kind == "bool":
+        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if raw.lower() not in known:
+            raise ConfigurationError(f"DLITE_{name.upper()} is {raw!r}; use true or false")
+        return known[raw.lower()]
+    if "int" not in kind:
+        return raw
     try:
         return int(raw)
     except ValueError:

@@ -38,6 +38,8 @@ def test_configs_are_frozen_and_hashable() -> None:
         ("max_queue", 0),
         ("max_context", "4096"),
         ("max_kv_bytes", 1e9),
+        ("reproducible", "yes"),
+        ("audit", 1),
     ],
 )
 def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) -> None:
@@ -109,6 +111,21 @@ def test_every_integer_field_is_parsed_from_the_environment() -> None:
     }
     config = EngineConfig.from_env({f"DLITE_{name.upper()}": "7" for name in integers})
     assert {name: getattr(config, name) for name in integers} == dict.fromkeys(integers, 7)
+
+
+@pytest.mark.parametrize(("raw", "value"), [("1", True), ("TRUE", True), ("no", False)])
+def test_a_switch_is_read_from_the_environment(raw: str, value: bool) -> None:
+    assert EngineConfig.from_env({"DLITE_REPRODUCIBLE": raw}).reproducible is value
+
+
+def test_a_variable_that_is_no_switch_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="DLITE_AUDIT is 'maybe'; use true or false"):
+        EngineConfig.from_env({"DLITE_AUDIT": "maybe"})
+
+
+def test_auditing_is_reproducible() -> None:
+    assert EngineConfig(audit=True).reproducible
+    assert not EngineConfig().reproducible
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
