@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Generator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ReasoningDelta, TextDelta
-from dlite_agent.cli.console import LoadingNote, dim, note, write
+from dlite_agent.cli.console import LoadingNote, dim, error_status, note, write
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import Generation, TurnStats
@@ -63,6 +64,8 @@ class Conversation:
         template_kwargs: Extra variables of the chat template.
         as_json: Write one object a turn instead of text.
         history: Messages so far.
+        num_answered: Lines that were answered, in part at least.
+        last_error: What the last line that was refused raised.
     """
 
     backend: ChatBackend
@@ -71,6 +74,8 @@ class Conversation:
     template_kwargs: dict[str, JSON] = field(default_factory=dict)
     as_json: bool = False
     history: list[Message] = field(default_factory=list)
+    num_answered: int = 0
+    last_error: DLiteError | None = None
 
     def __post_init__(self) -> None:
         self.restart()
@@ -78,6 +83,11 @@ class Conversation:
     def restart(self) -> None:
         """Forget everything but the system message."""
         self.history = [Message("system", self.system)] if self.system else []
+
+    @property
+    def status(self) -> int:
+        """The command's exit status: of the last error when no line was answered."""
+        return 0 if self.last_error is None or self.num_answered else error_status(self.last_error)
 
     def ask(self, line: str) -> None:
         """Send a line and write the answer.
@@ -97,8 +107,10 @@ class Conversation:
         except ConfigurationError:
             raise
         except DLiteError as error:
+            self.last_error = error
             self._write_error(error)
             return
+        self.num_answered += 1
         if answer is not None:
             self.history += [said, answer]
 
@@ -106,8 +118,9 @@ class Conversation:
         texts: list[str] = []
         generation: Generation | None = None
         try:
-            # A generator in every backend; closing it ends the turn.
-            with closing(self.backend.stream(request)) as chunks:  # type: ignore[type-var]
+            chunks = self.backend.stream(request)
+            assert isinstance(chunks, Generator), "closing it ends the turn"
+            with closing(chunks):
                 for chunk in chunks:
                     for delta in chunk.deltas:
                         self._show(delta, texts)
@@ -164,7 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
             with suppress(ImportError):
                 import readline  # noqa: F401  # gives `input` line editing
             note(f"{_describe(info)}\n{_KEYS}")
-        converse(
+        return converse(
             Conversation(
                 engine,
                 sampling,
@@ -173,11 +186,10 @@ def run(arguments: argparse.Namespace) -> int:
                 as_json=arguments.json,
             )
         )
-    return 0
 
 
-def converse(conversation: Conversation) -> None:
-    """Read lines from standard input, and answer each, until it ends.
+def converse(conversation: Conversation) -> int:
+    """Read lines from standard input, and answer each, until it ends; return the exit status.
 
     Ctrl-C while a terminal waits for a line is answered with the keys; elsewhere it ends the
     command.
@@ -192,7 +204,7 @@ def converse(conversation: Conversation) -> None:
             elif line.strip():
                 conversation.ask(line)
         except EOFError:
-            return
+            return conversation.status
         except KeyboardInterrupt:
             if not is_terminal:
                 raise

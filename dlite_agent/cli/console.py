@@ -1,16 +1,65 @@
-"""How the command writes: answers to standard output, notes to standard error."""
+"""How the command writes: answers to standard output, notes to standard error; and its status."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 import threading
 import time
+from typing import TextIO
 
-__all__ = ["LoadingNote", "dim", "note", "size", "table", "write"]
+from dlite_agent.errors import ConfigurationError, DLiteError, RequestError
+
+__all__ = [
+    "LoadingNote",
+    "dim",
+    "error_status",
+    "note",
+    "open_streams",
+    "silence",
+    "size",
+    "table",
+    "write",
+]
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _QUIET_S = 1.0
 """Loads that take less say nothing."""
+
+
+def open_streams() -> None:
+    """Give the process standard streams that work, whatever its parent left open.
+
+    A closed one (`<&-`, `>&-`) is empty or goes nowhere, on its own descriptor, so that no file
+    that is opened later takes its place. A character that the terminal's encoding does not have is
+    written as an escape, and a byte that is no character is read as U+FFFD.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        is_read = name == "stdin"
+        if getattr(sys, name) is None:
+            setattr(sys, name, _open_nothing(is_read=is_read))
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace" if is_read else "backslashreplace")
+
+
+def silence() -> None:
+    """Throw away what an output that fails still has to write, and all that follows."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())  # Python flushes once more at exit
+            os.close(nothing)
+
+
+def _open_nothing(*, is_read: bool) -> TextIO:
+    """The null device, on the lowest free descriptor, for programs that we start as well."""
+    descriptor = os.open(os.devnull, os.O_RDONLY if is_read else os.O_WRONLY)
+    os.set_inheritable(descriptor, True)
+    return os.fdopen(descriptor, "r" if is_read else "w", encoding="utf-8")
 
 
 def write(text: str = "", *, end: str = "\n") -> None:
@@ -23,6 +72,11 @@ def note(text: str, *, end: str = "\n") -> None:
     """Write to standard error at once: what is not part of the answer."""
     sys.stderr.write(text + end)
     sys.stderr.flush()
+
+
+def error_status(error: DLiteError) -> int:
+    """Exit status of an error that we raise on purpose."""
+    return 2 if isinstance(error, ConfigurationError | RequestError) else 3
 
 
 def dim(text: str) -> str:

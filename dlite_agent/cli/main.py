@@ -1,22 +1,24 @@
 """`dlite-agent VERB`: find the verb, run it, and turn our errors into one line and a status.
 
 Exit status: 0 done, 1 the verb's own "no" (a task not solved, a model not supported), 2 a wrong
-option or request, 3 anything else that we raise on purpose, 130 Ctrl-C.
+option or request, 3 anything else that we raise on purpose, 130 Ctrl-C, 141 nobody reads the output
+any more.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
 from dlite_agent import __version__
-from dlite_agent.errors import ConfigurationError, DLiteError, RequestError
+from dlite_agent.cli.console import error_status, note, open_streams, silence
+from dlite_agent.errors import DLiteError
 
 __all__ = ["VERBS", "main"]
 
@@ -29,6 +31,7 @@ VERBS = {
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""
 
 CANCELLED = 130
+UNREAD = 141  # as if SIGPIPE had ended us, which it does to most commands
 _NO_SPACE = (
     "no space left on the disk; free some, or name a folder on a larger one: TMPDIR for the demo's "
     "repository, HF_HOME for downloads"
@@ -53,30 +56,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments without the program's name; None: the process's own.
     """
-    parser = _parser()
-    arguments = parser.parse_args(argv)
-    if arguments.verb is None:
-        parser.print_help()
-        return 2
-    if arguments.verbose:
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    open_streams()
+    status = _guarded(argv)
+    silence()
+    return status
+
+
+def _guarded(argv: Sequence[str] | None) -> int:
+    verb = ""
     try:
-        return _verb(arguments.verb).run(arguments)
+        try:
+            parser = _parser()
+            arguments = parser.parse_args(argv)
+            if arguments.verb is None:
+                parser.print_help()
+                return 2
+            verb = f" {arguments.verb}"
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # what fails here would otherwise fail at exit, with a traceback
     except DLiteError as error:
-        sys.stderr.write(f"dlite-agent {arguments.verb}: {error}\n")
-        return 2 if isinstance(error, ConfigurationError | RequestError) else 3
+        _complain(f"dlite-agent{verb}: {error}")
+        return error_status(error)
     except KeyboardInterrupt:
-        sys.stderr.write("\ncancelled\n")
+        _complain("\ncancelled")
         return CANCELLED
     except BrokenPipeError:
-        # The reader of our output has gone; Python would complain once more as it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return UNREAD
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        sys.stderr.write(f"dlite-agent {arguments.verb}: {_NO_SPACE}\n")
+        _complain(f"dlite-agent{verb}: {_NO_SPACE}")
         return 3
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.verbose:
+        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    return _verb(arguments.verb).run(arguments)
+
+
+def _complain(text: str) -> None:
+    with contextlib.suppress(OSError):
+        note(text)
 
 
 def _parser() -> argparse.ArgumentParser:

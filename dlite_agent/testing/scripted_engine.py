@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
 
 from dlite_agent.backend import ChatRequest
@@ -64,7 +64,7 @@ class ScriptedEngine:
         self._lock = threading.Lock()
         self._prompts: list[str] = []
 
-    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
+    def stream(self, request: ChatRequest) -> Generator[GenerationChunk, None, None]:
         """Play the next turn."""
         is_finished = False
         try:
@@ -75,7 +75,7 @@ class ScriptedEngine:
         finally:
             self._count_end(is_finished)
 
-    async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
+    async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
         """Play the next turn; the event loop runs between rounds."""
         is_finished = False
         try:
@@ -88,13 +88,13 @@ class ScriptedEngine:
 
     def generate(self, request: ChatRequest) -> Generation:
         """Play the next turn to its end."""
-        with closing(self.stream(request)) as chunks:  # type: ignore[type-var]  # a generator
+        with closing(self.stream(request)) as chunks:
             return next(chunk.generation for chunk in chunks if chunk.generation is not None)
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """Play the next turn to its end."""
         generation = None
-        async with aclosing(self.astream(request)) as chunks:  # type: ignore[type-var]
+        async with aclosing(self.astream(request)) as chunks:
             async for chunk in chunks:
                 generation = chunk.generation
         assert generation is not None, "a turn that was not cancelled ends with its answer"

@@ -105,6 +105,22 @@ def test_an_error_of_a_turn_forgets_its_line_and_the_chat_goes_on(
     assert [m.content for m in engine.requests[1].messages] == ["short?"]
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_the_status_is_an_error_when_no_line_was_answered(
+    as_json: bool, say: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    long, full = ContextLengthExceededError(900, 1, 256), CapacityError("full; try again")
+    for turns, status in (
+        ([full, long], 2),
+        ([long, full], 3),
+        ([long, "Yes."], 0),
+        (["Yes.", long], 0),
+        ([], 0),
+    ):
+        say(*"ab"[: len(turns)])
+        assert converse(Conversation(ScriptedEngine(turns), as_json=as_json)) == status
+
+
 def test_an_error_of_the_model_ends_the_chat(say: Callable[..., None]) -> None:
     say("a", "b")
     with pytest.raises(ModelNotFoundError):
@@ -150,6 +166,33 @@ def test_ctrl_c_while_a_pipe_is_read_ends_the_command(monkeypatch: pytest.Monkey
         converse(Conversation(ScriptedEngine([])))
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        ("<&-", 0, ""),
+        (">&- < <(echo a; echo b)", 0, ""),
+        ("< <(echo a; echo b) | head -1", 141, "One.\n"),
+        ("2>&- < <(echo a; echo b)", 0, "One.\nTwo.\n"),
+    ],
+)
+def test_streams_that_are_closed_end_the_chat_quietly(words: str, status: int, shown: str) -> None:
+    code = (
+        "import sys\n"
+        "from dlite_agent.cli import chat, main\n"
+        "from dlite_agent.testing import ScriptedEngine\n"
+        "engine = ScriptedEngine(['One.', 'Two.'], round_s=0.2)\n"
+        "chat.run = lambda arguments: chat.converse(chat.Conversation(engine))\n"
+        "sys.exit(main.main(['chat']))"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {words}', sys.executable, code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, shown, "")
+
+
 def test_a_status_line_has_the_figures_of_a_turn() -> None:
     stats = TurnStats(
         prompt_tokens=90, cached_tokens=80, prefilled_tokens=10, completion_tokens=31, rounds=10
@@ -164,7 +207,7 @@ def test_a_real_model_refuses_a_long_line_and_answers_the_next(
 ) -> None:
     say("x" * 300, "hello", "again")
     options = ["--dtype", "float32", "--max-tokens", "5", "--temperature", "0", "--json"]
-    assert main(["chat", str(folder), *options]) == 0
+    assert main(["chat", str(folder), *options]) == 0, "two lines were answered"
     shown = capsys.readouterr()
     refused, first, second = map(json.loads, shown.out.splitlines())
     assert refused["error"]["code"] == "context_length_exceeded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -111,4 +112,75 @@ def test_a_reader_that_went_away_ends_the_command_quietly() -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=30) == 141
+
+
+# A verb that reads a line, writes two and returns its own "no", as the rest of the command sees it.
+VERB = (
+    "import sys\n"
+    "from dlite_agent.cli import doctor, main\n"
+    "from dlite_agent.cli.console import note, write\n"
+    "def run(arguments):\n"
+    "    write(repr(sys.stdin.readline())); note('a note'); write('é → 你')\n"
+    "    return 1\n"
+    "doctor.run = run\n"
+    "sys.exit(main.main(sys.argv[1:]))"
+)
+
+
+def in_shell(words: str, argv: str = "doctor", **environment: str) -> tuple[int, str, str]:
+    """Run the verb with the shell's redirections; its status, output and errors."""
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {argv} {words}', sys.executable, VERB],
+        capture_output=True,
+        env=os.environ | {"PYTHONUNBUFFERED": ""} | environment,
+        timeout=60,
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_a_closed_input_is_an_empty_one() -> None:
+    assert in_shell("<&-") == (1, "''\né → 你\n", "a note\n")
+
+
+@pytest.mark.parametrize("words", [">&- <&-", ">&- 2>&- <&-", "2>&- <&- >&-"])
+def test_output_that_is_closed_is_thrown_away_and_the_status_stays(words: str) -> None:
+    status, out, err = in_shell(words)
+    assert (status, out) == (1, "")
+    assert err in ("", "a note\n")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--help", ">&-"),
+        ("--help", "| true"),
+        ("doctor --help", "| head -1"),
+        ("doctor --help", ">/dev/full"),
+        ("--version", ">/dev/full"),
+    ],
+)
+def test_help_is_never_a_traceback(argv: str, words: str) -> None:
+    status, _, err = in_shell(words, argv)
+    assert status in ({3} if "full" in words else {0, 141})
+    assert "Traceback" not in err
+    assert "Exception" not in err
+
+
+def test_a_full_disk_under_the_output_is_one_line_and_a_status() -> None:
+    status, _, err = in_shell(">/dev/full </dev/null")
+    assert status == 3
+    assert err.startswith("dlite-agent doctor: no space left")
+    assert len(err.splitlines()) == 1
+
+
+def test_errors_that_nobody_reads_leave_the_status() -> None:
+    assert in_shell("</dev/null 2> >(true)")[0] in (1, 141)
+    assert in_shell("--no-such 2>&- </dev/null")[0] == 2
+
+
+def test_bytes_that_the_terminal_does_not_know_end_nothing() -> None:
+    words = "< <(printf '\\xff\\n')"
+    assert in_shell(words, PYTHONIOENCODING="utf-8")[:2] == (1, "'\ufffd\\n'\né → 你\n")
+    status, out, _ = in_shell(words, PYTHONIOENCODING="ascii")
+    assert (status, out.splitlines()[1]) == (1, "\\xe9 \\u2192 \\u4f60")
