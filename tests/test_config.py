@@ -53,7 +53,26 @@ def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) 
         ("temperature", -0.1),
         ("temperature", math.nan),
         ("temperature", math.inf),
-        ("top_k", -1),
+        ("top_k", -2),
+        ("min_p", -0.1),
+        ("min_p", 1.01),
+        ("min_p", math.nan),
+        ("min_p", "0.1"),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.inf),
+        ("repetition_penalty", math.nan),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", -2.1),
+        ("logit_bias", 5),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", "a"),
+        ("logprobs", 5),
+        ("top_logprobs", 21),
+        ("top_logprobs", -1),
+        ("top_logprobs", 5),
+        ("thinking_budget", -1),
+        ("thinking_budget", "low"),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("max_tokens", 0),
@@ -72,6 +91,30 @@ def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) 
 def test_a_wrong_sampling_parameter_names_field_and_value(field: str, value: object) -> None:
     with pytest.raises(ConfigurationError, match=rf"^{field} is {value!r}; use"):
         SamplingParams(**{field: value})  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize("bias", [math.nan, math.inf, -100.5, "1", None])
+def test_a_bias_that_is_no_number_in_range_is_named(bias: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^logit_bias\[7\] is .*; use a number in"):
+        SamplingParams(logit_bias={7: bias})  # type: ignore[dict-item]  # the point of the test
+
+
+@pytest.mark.parametrize("key", ["seven", 1.5, None])
+def test_a_bias_of_what_is_no_token_id_is_named(key: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"^logit_bias has the key .*; use token ids"):
+        SamplingParams(logit_bias={key: 1.0})  # type: ignore[dict-item]  # the point of the test
+
+
+def test_biases_are_the_same_in_any_order_and_with_the_keys_of_json() -> None:
+    params = SamplingParams(logit_bias={7: 1, 3: -2.5})
+    assert params.logit_bias == ((3, -2.5), (7, 1.0))
+    same = SamplingParams(logit_bias={"3": -2.5, "7": 1.0})  # type: ignore[dict-item]  # as JSON has it
+    assert hash(params) == hash(same)
+    assert params == same == SamplingParams(logit_bias=((7, 1.0), (3, -2.5)))
+
+
+def test_top_k_of_minus_one_keeps_all_as_in_other_servers() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
 def test_a_number_of_numpy_is_the_plain_number() -> None:
