@@ -11,6 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dlite_agent.kernels.rope_frequencies import rope_frequencies
+from dlite_agent.rope_scaling import RopeScaling
+
 __all__ = ["RotaryTable", "pair_order", "rotate"]
 
 
@@ -34,7 +37,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 class RotaryTable:
-    """`exp(i · position · theta^(-2j/D))` for the positions asked for so far; grows by doubling.
+    """`m · exp(i · position · f_j)` for the positions asked for so far; grows by doubling.
+
+    Frequencies f_j and attention factor m are those of `rope_frequencies`.
 
     Angles are float32 as in transformers, whatever the model's type: at position 40,000 a float32
     angle is off by 1e-3, and that is what the checkpoint was trained with.
@@ -44,13 +49,22 @@ class RotaryTable:
         theta: Base of the frequencies.
         dtype: float32 or float64; type of what is rotated.
         device: Where the table is kept.
+        scaling: How the frequencies are stretched.
     """
 
     def __init__(
-        self, head_dim: int, theta: float, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        head_dim: int,
+        theta: float,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        scaling: RopeScaling | None = None,
     ) -> None:
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).to(torch.float32) / head_dim
-        self._frequencies = (1.0 / (theta**exponents)).to(device)
+        frequencies, self._attention_factor = rope_frequencies(
+            head_dim, theta, RopeScaling() if scaling is None else scaling
+        )
+        self._frequencies = frequencies.to(device)
         self._dtype = torch.complex128 if dtype == torch.float64 else torch.complex64
         self._table = self._compute(1024)
 
@@ -65,4 +79,6 @@ class RotaryTable:
             num_positions, dtype=torch.float32, device=self._frequencies.device
         )
         angles = torch.outer(positions, self._frequencies)
-        return torch.complex(angles.cos(), angles.sin()).to(self._dtype).unsqueeze(1)
+        factor = self._attention_factor
+        table = torch.complex(angles.cos() * factor, angles.sin() * factor)
+        return table.to(self._dtype).unsqueeze(1)
