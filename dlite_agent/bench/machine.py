@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import platform
 import statistics
 import subprocess
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from dlite_agent.models.device import processor_name
 
 __all__ = [
     "BUFFER_BYTES",
@@ -25,16 +26,6 @@ BUFFER_BYTES = 512 * 2**20
 """Larger than the caches of any processor that we know."""
 _PIECE_BYTES = 16 * 2**20
 _PASSES = 4
-
-
-def processor_name() -> str:
-    """The processor as it calls itself, or what Python knows of it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def package_version(package: str) -> str | None:

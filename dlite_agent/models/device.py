@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import torch
 
 from dlite_agent.errors import ConfigurationError
 
-__all__ = ["free_memory_bytes", "resolve_device", "resolve_dtype"]
+__all__ = ["device_name", "free_memory_bytes", "processor_name", "resolve_device", "resolve_dtype"]
 
 _DTYPES = {
     "float32": torch.float32,
@@ -61,6 +62,21 @@ def resolve_dtype(name: str, device: torch.device, num_weights: int) -> torch.dt
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
     computes_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if computes_bf16 and num_weights > _SMALL_NUM_WEIGHTS else torch.float32
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU or the processor as it calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+
+
+def processor_name() -> str:
+    """The processor as it calls itself, or what Python knows of it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
 
 
 def free_memory_bytes(device: torch.device) -> int:
