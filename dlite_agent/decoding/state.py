@@ -73,6 +73,12 @@ class DecodeState:
         if self.hidden is not None and self.hidden_row != self.kv.length - 1:
             self.hidden = None
 
+    def ensure_successor(self) -> None:
+        """Make the last id pending where there are no logits to sample its successor from."""
+        if self.logits is None and self.pending is None:
+            self.kv.truncate_to(len(self.token_ids) - 1)
+            self.truncate_to(len(self.token_ids))
+
     def fork(self, length: int) -> DecodeState:
         """A copy of the first `length` ids that shares KV pages; without a draft state."""
         copy = DecodeState(
@@ -84,3 +90,15 @@ class DecodeState:
         )
         copy.truncate_to(length)
         return copy
+
+    def check_invariants(self, *, may_be_tentative: bool) -> None:
+        """Assert I1 and I3 of `sessions.session.Session`, and that tentative rows are allowed."""
+        n = len(self.token_ids)
+        assert self.kv.length in (n - 1, n), f"I1: {self.kv.length} KV rows for {n} tokens"
+        assert may_be_tentative or self.kv.num_tentative == 0, (
+            "I1: tentative rows outside an operation"
+        )
+        assert self.hidden is None or self.hidden_row == self.kv.length - 1, (
+            "I3: hidden of another row"
+        )
+        assert self.logits is None or self.kv.length == n, "I3: logits of another row"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
 from dlite_agent.drafters.drafter import DraftBlock
-from dlite_agent.sampling import Sampler
+from dlite_agent.sampling import Sampler, TokenHistory, TokenLogprobs, token_logprobs
 
 __all__ = ["RowContext", "Verification", "verify"]
 
@@ -21,10 +22,17 @@ class RowContext:
         masks: Allowed tokens, [R, V] bool with 1 <= R <= k + 1, or None. Row i holds after
             `draft[:i]`; a grammar that refuses `draft[R - 1]` has no mask behind it, and no such
             row is evaluated.
+        history: What penalties count, as it was before row 0; row i counts `draft[:i]` as well.
+        forced: Tokens that the first rows commit whatever their logits say; not evaluated.
+        num_top_logprobs: How many of the best tokens to report beside each committed one; None
+            reports no log-probabilities.
     """
 
     stop_token_ids: frozenset[int] = frozenset()
     masks: Tensor | None = None
+    history: TokenHistory | None = None
+    forced: tuple[int, ...] = ()
+    num_top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +43,13 @@ class Verification:
         token_ids: Between 1 and k + 1 ids, the target's own choice.
         num_accepted: How many of them were drafted.
         is_terminal: The last one ends the turn.
+        logprobs: Of each, raw; empty unless asked for.
     """
 
     token_ids: tuple[int, ...]
     num_accepted: int
     is_terminal: bool
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def hidden_row(self) -> int:
@@ -71,10 +81,12 @@ def verify(
         logits: Target logits, [k + 1, V]; row i predicts the token after `draft[:i]`.
         sampler: Turns logits and keyed noise into a token.
         first_position: Absolute position of the token that row 0 predicts.
-        rows: Stop ids and masks; None for neither.
+        rows: Stop ids, masks and whatever else a row depends on; None for nothing.
 
     Raises:
-        ValueError: `logits` does not have k + 1 rows, or there are no masks or too many.
+        ValueError: `logits` does not have k + 1 rows, there are no masks or too many, or penalties
+            without a history.
+        FloatingPointError: The logits of a row that is evaluated are not finite.
 
     Source: Gumbel-max sampling with shared noise; compare Leviathan et al. 2023 (arXiv:2211.17192),
         algorithm 1.
@@ -90,15 +102,30 @@ def verify(
     if rows.masks is not None:
         reachable = reachable.masked_fill(~rows.masks[:num_rows], -float("inf"))
 
+    forced = rows.forced[:num_rows]
+    sampled = sampler.sample_each(reachable, first_position, rows.history, drafted, len(forced))
     committed: list[int] = []
     num_accepted = 0
-    for token_id in sampler.sample_each(reachable, first_position):
+    for token_id in chain(forced, sampled):
         is_match = len(committed) < len(drafted) and token_id == drafted[len(committed)]
         committed.append(token_id)
         num_accepted += is_match
         if not is_match:
             break
-    return Verification(tuple(committed), num_accepted, committed[-1] in rows.stop_token_ids)
+    return Verification(
+        tuple(committed),
+        num_accepted,
+        committed[-1] in rows.stop_token_ids,
+        _logprobs(logits, committed, rows.num_top_logprobs),
+    )
+
+
+def _logprobs(
+    logits: Tensor, committed: list[int], num_top: int | None
+) -> tuple[TokenLogprobs, ...]:
+    if num_top is None:
+        return ()
+    return token_logprobs(logits[: len(committed)], committed, num_top)
 
 
 def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["SyncReport", "common_prefix_length"]
+from dlite_agent.errors import RequestError
+
+__all__ = ["SyncReport", "check_prompt", "common_prefix_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +43,20 @@ def common_prefix_length(left: list[int], right: list[int]) -> int:
         else:
             high = middle
     return low
+
+
+def check_prompt(prompt: list[int], vocab_size: int) -> None:
+    """Refuse a prompt that is empty or names an id outside the vocabulary.
+
+    Raises:
+        RequestError: It does.
+    """
+    if not prompt:
+        raise RequestError("the prompt has no tokens; send at least one")
+    lowest, highest = min(prompt), max(prompt)
+    if lowest < 0 or highest >= vocab_size:
+        bad = lowest if lowest < 0 else highest
+        raise RequestError(
+            f"the prompt holds token id {bad!r}, but the vocabulary has {vocab_size}; "
+            "use the model's own tokenizer"
+        )

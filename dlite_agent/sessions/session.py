@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-import torch
-
-from dlite_agent.decoding.loop import Round, decode
+from dlite_agent.decoding.loop import Round, decode_steps
+from dlite_agent.decoding.prefill import prefill_steps
 from dlite_agent.decoding.state import DecodeState
+from dlite_agent.decoding.steps import Pause, Steps, drive, run_alone
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.errors import RequestError, SessionBusyError, SessionError
+from dlite_agent.errors import SessionBusyError, SessionError
 from dlite_agent.models.kv_pool import KVCache
-from dlite_agent.models.target import TargetHidden, TargetModel
+from dlite_agent.models.target import TargetHidden, TargetModel, TargetOutput
 from dlite_agent.sampling import Sampler
-from dlite_agent.sessions.prefix import SyncReport, common_prefix_length
+from dlite_agent.sessions.prefix import SyncReport, check_prompt, common_prefix_length
 
 __all__ = ["Session", "SyncReport", "never"]
 
@@ -38,6 +38,9 @@ class Session:
     - I4: a failed or cancelled operation leaves a shorter session; finished prefill chunks and
       committed tokens stay.
     - I5: one operation at a time; a second one raises `SessionBusyError`.
+
+    `sync` and `decode` run alone; `sync_steps` and `decode_steps` are the same as generators whose
+    forwards somebody else runs, maybe together with those of other sessions.
 
     Args:
         target: Computes the rows and owns the pool.
@@ -116,16 +119,30 @@ class Session:
         in_place: bool = True,
         should_stop: Callable[[], bool] = never,
     ) -> SyncReport:
+        """Run `sync_steps` alone."""
+        steps = self.sync_steps(prompt_ids, in_place=in_place, should_stop=should_stop)
+        return run_alone(self._target, steps)
+
+    def sync_steps(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        in_place: bool = True,
+        should_stop: Callable[[], bool] = never,
+        chunk_rows: Callable[[], int] | None = None,
+    ) -> Steps[object, SyncReport]:
         """Make the session hold exactly `prompt_ids`, and the logits that follow them.
 
-        Keeps the common prefix, drops the rest, and prefills what is new in chunks. At least one
-        prompt token is always forwarded, since logits and taps of cached positions are not stored.
+        Keeps the common prefix, drops the rest, and prefills what is new in chunks, with a pause
+        before each. At least one prompt token is always forwarded, since logits and taps of cached
+        positions are not stored.
 
         Args:
             prompt_ids: All ids of the prompt, at least one.
             in_place: The session may lose more than its last turn. False refuses that; fork it
                 instead.
             should_stop: Asked before every chunk.
+            chunk_rows: Most rows of the next chunk, asked after every pause; None: `prefill_chunk`.
 
         Raises:
             RequestError: The prompt is empty or names an id outside the vocabulary.
@@ -135,7 +152,7 @@ class Session:
             CapacityError: The KV pool is full; finished chunks are kept.
         """
         prompt = list(prompt_ids)
-        self._check_prompt(prompt)
+        check_prompt(prompt, self._target.config.vocab_size)
         with self._running("sync"):
             num_before = len(self.token_ids)
             common = common_prefix_length(self.token_ids, prompt)
@@ -147,8 +164,19 @@ class Session:
                 )
             # [0, cached) kept · [cached, len(prompt)) prefilled now
             cached = min(common, self.kv.length, len(prompt) - 1)
-            may_start = not should_stop()
-            prefilled = self._extend(prompt, cached, common, should_stop) if may_start else 0
+            yield Pause("prefill")
+            prefilled = 0
+            if may_start := not should_stop():
+                turn_start = self._begin_turn(cached, common)
+                size = chunk_rows or (lambda: self._prefill_chunk)
+                try:
+                    yield from prefill_steps(
+                        self._target, self._drafter, self._state, prompt, should_stop, size
+                    )
+                finally:
+                    prefilled = len(self.token_ids) - cached
+                    if prefilled > 0:
+                        self.last_turn_start = turn_start  # at most cached + 1
             return SyncReport(
                 cached=cached,
                 prefilled=prefilled,
@@ -161,11 +189,17 @@ class Session:
     def decode(
         self, sampler: Sampler, limits: StopRules, should_stop: Callable[[], bool] = never
     ) -> Generator[Round, None, None]:
+        """Run `decode_steps` alone; yields its rounds."""
+        return drive(self._target, self.decode_steps(sampler, limits, should_stop))
+
+    def decode_steps(
+        self, sampler: Sampler, limits: StopRules, should_stop: Callable[[], bool] = never
+    ) -> Steps[Round, None]:
         """Sample a turn, round by round; the last id stays pending.
 
         After a sync the first round holds the token that the prefill's logits gave, without a
         draft. A session that was rewound, or whose last turn was cut, goes on from its last token.
-        Closing the iterator, or `should_stop` (asked before every round), ends the turn; what was
+        Closing the generator, or `should_stop` (asked before every round), ends the turn; what was
         yielded is kept.
 
         Raises:
@@ -177,21 +211,15 @@ class Session:
             state = self._state
             if not state.token_ids:
                 raise SessionError(f"session {self.session_id!r} is empty; sync a prompt first")
-            if state.logits is None and state.pending is None:
-                state.kv.truncate_to(len(state.token_ids) - 1)
-                state.truncate_to(len(state.token_ids))
+            state.ensure_successor()
             self._ensure_draft_state()
-            rounds = decode(
-                self._target,
-                self._drafter,
-                state,
-                sampler,
-                limits,
-                lambda: self._is_closed or should_stop(),
-            )
-            for round_ in rounds:
-                self._has_answer = True
-                yield round_
+
+            def must_stop() -> bool:
+                return self._is_closed or should_stop()
+
+            target, drafter = self._target, self._drafter
+            steps = decode_steps(target, drafter, state, sampler, limits, must_stop)
+            yield from self._noting_answers(steps)
 
     def rewind(self, length: int) -> None:
         """Forget all ids from `length` on.
@@ -245,50 +273,30 @@ class Session:
 
     def check_invariants(self) -> None:
         """Assert I1, I3, I5 and that no tentative row is left; I2 would take a recomputation."""
-        state = self._state
-        n = len(state.token_ids)
-        assert state.kv.length in (n - 1, n), f"I1: {state.kv.length} KV rows for {n} tokens"
-        assert self._operation is not None or state.kv.num_tentative == 0, (
-            "I1: tentative rows outside an operation"
-        )
-        assert state.hidden is None or state.hidden_row == state.kv.length - 1, (
-            "I3: hidden of another row"
-        )
-        assert state.logits is None or state.kv.length == n, "I3: logits of another row"
-        assert 0 <= self.last_turn_start <= n, (
-            f"the last turn starts at {self.last_turn_start} of {n} tokens"
-        )
+        self._state.check_invariants(may_be_tentative=self._operation is not None)
+        assert 0 <= self.last_turn_start <= len(self.token_ids), "the last turn starts in the ids"
         assert self._operation is None or not self._is_closed, "I5: operation on a closed session"
 
-    def _extend(
-        self, prompt: list[int], cached: int, common: int, should_stop: Callable[[], bool]
-    ) -> int:
-        """Truncate to `cached`, prefill the rest until told to stop; returns the rows forwarded."""
+    def _begin_turn(self, cached: int, common: int) -> int:
+        """Drop what the prompt does not repeat; returns where its turn begins."""
         is_next_turn = self._has_answer and common == len(self.token_ids)
         turn_start = common if is_next_turn else min(common, self.last_turn_start)
         self._ensure_draft_state()
         self._truncate_to(cached)
         self._has_answer = False
-        for start in range(cached, len(prompt), self._prefill_chunk):
-            if start > cached and should_stop():
-                break
-            chunk = prompt[start : start + self._prefill_chunk]
-            self._prefill(chunk, is_last=start + len(chunk) == len(prompt))
-            self.last_turn_start = turn_start  # at most cached + 1
-        return len(self.token_ids) - cached
+        return turn_start
 
-    def _prefill(self, chunk: list[int], *, is_last: bool) -> None:
-        num_rows = len(chunk)
-        output = self._target.forward(
-            torch.tensor(chunk, dtype=torch.int64, device=self._target.device),
-            self.kv,
-            logits_for=[num_rows - 1] if is_last else [],
-            taps=self._drafter.requires.layer_ids if is_last else (),
-        )
-        self._drafter.commit(self._state.draft_state, chunk)
-        hidden = output.hidden.row(num_rows - 1) if output.hidden is not None else None
-        self._state.commit(chunk, num_rows=num_rows, hidden=hidden)
-        self._state.logits = output.logits[0] if is_last else None
+    def _noting_answers(self, steps: Steps[Round, None]) -> Steps[Round, None]:
+        """The same steps; a round means that there is an answer."""
+        answer: TargetOutput | None = None
+        with closing(steps):
+            while True:
+                try:
+                    step = steps.send(answer)
+                except StopIteration:
+                    return
+                self._has_answer |= isinstance(step, Round)
+                answer = yield step
 
     def _truncate_to(self, length: int) -> None:
         self._state.truncate_to(length)
@@ -323,17 +331,6 @@ class Session:
             self._operation = None
             if not self._is_closed:
                 self._state.truncate_to(len(self.token_ids))
-
-    def _check_prompt(self, prompt: list[int]) -> None:
-        if not prompt:
-            raise RequestError("the prompt has no tokens; send at least one")
-        lowest, highest, limit = min(prompt), max(prompt), self._target.config.vocab_size
-        if lowest < 0 or highest >= limit:
-            bad = lowest if lowest < 0 else highest
-            raise RequestError(
-                f"the prompt holds token id {bad!r}, but the vocabulary has {limit}; "
-                "use the model's own tokenizer"
-            )
 
     def _check_length(self, length: int) -> None:
         if not 0 <= length <= len(self.token_ids):

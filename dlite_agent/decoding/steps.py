@@ -1,0 +1,91 @@
+"""A turn as steps that whoever runs it may mix with those of other turns.
+
+Operations that compute are generators. They yield `ForwardRows` and are sent the `TargetOutput`, so
+that one forward can serve many of them; they yield a `Pause` where nothing is lost by waiting; and
+whatever else they yield is a result on the way. `drive` runs one alone. A generator that is closed
+at any of these points leaves its session valid, and so does one into which an error is thrown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from dlite_agent.models.target import ForwardRows, TargetModel, TargetOutput
+
+__all__ = ["Pause", "Steps", "drive", "run_alone"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """There is nothing to compute before the generator is resumed, with None.
+
+    Attributes:
+        reason: `prefill`: the next chunk is made when it is resumed, in the size that is right
+            then; `room`: KV memory that others hold is needed; `prefix`: another turn computes
+            tokens that this one can fork.
+    """
+
+    reason: Literal["prefill", "room", "prefix"]
+
+
+Steps = Generator[ForwardRows | Pause | Item, TargetOutput | None, Result]
+"""Yields rows, pauses and items; is sent the output of rows, and None otherwise."""
+
+
+def drive(target: TargetModel, steps: Steps[Item, Result]) -> Generator[Item, None, Result]:
+    """Run steps alone: every forward at once, no pause.
+
+    What a forward raises is thrown into the steps. Closing this closes them.
+
+    Args:
+        target: Computes the rows.
+        steps: Owned from now on.
+
+    Yields:
+        The items.
+
+    Returns:
+        What the steps return.
+    """
+    with closing(steps):
+        try:
+            step = next(steps)
+            while True:
+                if isinstance(step, ForwardRows):
+                    step = _forward(target, step, steps)
+                elif isinstance(step, Pause):
+                    step = steps.send(None)
+                else:
+                    yield step
+                    step = steps.send(None)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+
+
+def run_alone(target: TargetModel, steps: Steps[Item, Result]) -> Result:
+    """`drive` for steps without items; returns what they return."""
+    driven = drive(target, steps)
+    while True:
+        try:
+            next(driven)
+        except StopIteration as done:
+            result: Result = done.value
+            return result
+
+
+def _forward(
+    target: TargetModel, rows: ForwardRows, steps: Steps[Item, Result]
+) -> ForwardRows | Pause | Item:
+    """Compute rows, hand the output in, and return the next step."""
+    try:
+        output = target.forward(rows.token_ids, rows.kv, logits_for=rows.logits_for, taps=rows.taps)
+    except BaseException as error:  # noqa: BLE001  # the steps decide what it means
+        return steps.throw(error)
+    return steps.send(output)
