@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from dlite_agent.models.kv_pool import PAGE_ROWS, KVCache
@@ -61,6 +62,7 @@ class CostTable:
     context_row_s: float = 0.0
     turn_s: float = 0.0
     origin: str = "measured"
+    _dense: tuple[float, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         extras = (self.context_turn_s, self.context_row_s, self.turn_s)
@@ -75,6 +77,8 @@ class CostTable:
         )
         if not is_sound:
             raise ValueError(f"{self!r} is no cost table; rows from 1, seconds that never fall")
+        dense = np.interp(np.arange(self.rows[-1] + 1), self.rows, self.seconds)
+        object.__setattr__(self, "_dense", tuple(dense.tolist()))  # frozen, and being made
 
     @property
     def step_s(self) -> float:
@@ -94,19 +98,21 @@ class CostTable:
 
     def curve(self, rows: int, count: int, *, context: int = 0, turns: int = 1) -> list[float]:
         """`round_s` of `rows`, `rows + 1`, ... `rows + count`."""
+        dense = self._dense
         fixed = (turns - 1) * self.turn_s + context * turns * self.context_turn_s
         slope = context * self.context_row_s
+        if rows + count < len(dense):
+            return [dense[n] + fixed + n * slope for n in range(rows, rows + count + 1)]
         return [self._of_rows(n) + fixed + n * slope for n in range(rows, rows + count + 1)]
 
     def _of_rows(self, rows: int) -> float:
         """Linear between points; beyond the last one, on with the mean slope of all."""
-        xs, ys = self.rows, self.seconds
-        if rows >= xs[-1]:
-            slope = (ys[-1] - ys[0]) / (xs[-1] - 1) if len(xs) > 1 else 0.0
-            return ys[-1] + (rows - xs[-1]) * slope
-        at = next(i for i, x in enumerate(xs) if x > rows)
-        share = (rows - xs[at - 1]) / (xs[at] - xs[at - 1])
-        return ys[at - 1] + share * (ys[at] - ys[at - 1])
+        dense = self._dense  # entry 0 is no row
+        last = len(dense) - 1
+        if rows <= last:
+            return dense[rows]
+        slope = (dense[last] - dense[1]) / (last - 1) if last > 1 else 0.0
+        return dense[last] + (rows - last) * slope
 
 
 def frozen_cost_table(config: TargetConfig, itemsize: int) -> CostTable:
@@ -139,7 +145,7 @@ def measure_cost_table(
     target: TargetModel,
     *,
     budget_s: float = 1.0,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = None,
 ) -> CostTable:
     """Time forwards of a target on scratch caches; between turns, in the thread that owns it.
 
@@ -151,7 +157,8 @@ def measure_cost_table(
         target: The model.
         budget_s: Stop after about so many seconds; one forward of 1 and one of 8 rows are always
             timed.
-        clock: Seconds.
+        clock: Seconds; None is the time of the wall, or of this thread's own work where it is the
+            only one that computes, which others on the same core do not change.
 
     Raises:
         CapacityError: The pool has not a single free page.
@@ -160,7 +167,9 @@ def measure_cost_table(
     num_long = _long_context(target)
     with ExitStack() as scratch:
         try:
-            best = _best_times(_probes(target, num_long, scratch), budget_s, clock)
+            best = _best_times(
+                _probes(target, num_long, scratch), budget_s, clock or _clock(target)
+            )
         finally:
             target.rows_computed = rows_before
     points = sorted(rows for kind, rows in best if kind == "rows")
@@ -213,12 +222,12 @@ def _best_times(
     """
     warm: dict[_Key, float] = {}
     best: dict[_Key, float] = {}
-    began = clock()
+    began = time.perf_counter()
     for number in range(_MAX_PASSES + 1):
         for key, probe in probes.items():
             has_enough = ("rows", _LONG_ROWS) in warm
             expected_s = warm.get(key, 0.0)
-            if has_enough and clock() - began + expected_s > budget_s:
+            if has_enough and time.perf_counter() - began + expected_s > budget_s:
                 return warm | best
             started = clock()
             probe()
@@ -226,6 +235,11 @@ def _best_times(
             kept = best if number else warm
             kept[key] = min(took, kept.get(key, took))
     return best
+
+
+def _clock(target: TargetModel) -> Callable[[], float]:
+    is_alone = target.device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time if is_alone else time.perf_counter
 
 
 def _monotone(values: list[float]) -> list[float]:

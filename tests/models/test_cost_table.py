@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
 import pytest
 
@@ -98,17 +99,20 @@ def test_a_busy_machine_changes_little_and_never_the_order() -> None:
         assert true_s <= table.round_s(rows) < 1.4 * true_s
 
 
-def test_small_budget_ends_early_with_a_usable_table() -> None:
+def test_no_budget_ends_early_with_a_usable_table() -> None:
     target = tiny_qwen3()
-    clock = ScriptedClock(target)
-    table = measure_cost_table(target, budget_s=0.0, clock=clock)
+    table = measure_cost_table(target, budget_s=0.0, clock=ScriptedClock(target))
     assert table.rows == (1, 8)
-    assert clock.now < 0.05
+    assert table.round_s(33) > table.round_s(8)
+
+
+def test_small_model_takes_less_than_its_budget() -> None:
     target = tiny_qwen3()
-    clock = ScriptedClock(target)
-    table = measure_cost_table(target, budget_s=0.5, clock=clock)
-    assert len(table.rows) == 10
-    assert clock.now < 0.6
+    started = time.perf_counter()
+    table = measure_cost_table(target, budget_s=0.5)
+    assert time.perf_counter() - started < 1.0
+    assert table.rows[-1] == MAX_ROWS
+    assert table.step_s > 0
 
 
 def test_measuring_leaves_no_trace() -> None:
