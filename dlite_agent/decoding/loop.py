@@ -5,7 +5,7 @@ It computes nothing itself: it yields the rows that it wants (`decoding.steps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +13,12 @@ import torch
 from dlite_agent.decoding.state import DecodeState
 from dlite_agent.decoding.steps import Steps
 from dlite_agent.decoding.stopping import Finish, StopRules
+from dlite_agent.decoding.thoughts import ThoughtCounter
 from dlite_agent.decoding.verification import RowContext, verify
 from dlite_agent.drafters.drafter import DraftBlock, Drafter
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.target import ForwardRows, TargetModel, TargetOutput
-from dlite_agent.sampling import Sampler
+from dlite_agent.sampling import Sampler, TokenLogprobs
 
 __all__ = ["Round", "decode_steps"]
 
@@ -30,8 +31,10 @@ class Round:
         token_ids: At least one id; a stop id is the last.
         num_drafted: Tokens that were drafted and verified.
         num_accepted: Drafted tokens among `token_ids`.
-        source: Where the draft came from; `"prefill"` for a token that cost no forward.
+        source: Where the draft came from; `"prefill"` for a token that cost no forward, `"forced"`
+            for tokens that were not the target's to choose.
         finish: Why the turn ends here, or None.
+        logprobs: Of each id, raw; empty unless the sampler's parameters ask for them.
     """
 
     token_ids: tuple[int, ...]
@@ -39,6 +42,7 @@ class Round:
     num_accepted: int
     source: str
     finish: Finish | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 def decode_steps(
@@ -68,7 +72,7 @@ def decode_steps(
             as it was.
         FloatingPointError: The logits are not finite. The state holds what was committed before.
     """
-    context = RowContext(limits.stop_token_ids)
+    rules = _Rules(sampler, limits, state.token_ids)
     num_committed = 0
     finish: Finish | None = None
     while finish is None and not should_stop():
@@ -76,59 +80,101 @@ def decode_steps(
             block, num_rows = DraftBlock(source="prefill"), 0
             output: TargetOutput | None = TargetOutput(state.logits[None], None)
         else:
-            block = _propose(
-                target, drafter, state, sampler, limits, limits.draft_budget(num_committed)
+            block = rules.forced_block(num_committed) or _propose(
+                target, drafter, state, rules, limits.draft_budget(num_committed)
             )
-            block = _reserve(state, block)
+            block = _reserve(state, block, limits.fixed_rows)
             num_rows = len(block.token_ids) + 1
-            output = yield _rows(target, drafter, state, block)
+            output = yield _rows(target, drafter, state, block, limits.fixed_rows)
         assert output is not None, "rows are answered with an output"
         # row 0 stands at `position` when it was forwarded (the pending token), else before it
         first_position = state.position + min(num_rows, 1)
-        verified = verify(block, output.logits, sampler, first_position, context)
+        logits = output.logits[: max(num_rows, 1)]
+        verified = verify(block, logits, sampler, first_position, rules.context())
+        rules.advance(verified.token_ids)
         drafter.commit(state.draft_state, list(verified.token_ids))
         state.commit(
             verified.token_ids,
             num_rows=min(num_rows, len(verified.token_ids)),
             hidden=output.hidden.row(verified.hidden_row) if output.hidden is not None else None,
         )
-        output = None  # a view of all sessions' logits: not kept while the round is read
+        del logits, output  # views of all sessions' logits: not kept while the round is read
         num_committed += len(verified.token_ids)
         finish = limits.finish(verified.token_ids[-1], num_committed)
         yield Round(
-            verified.token_ids, len(block.token_ids), verified.num_accepted, block.source, finish
+            verified.token_ids,
+            len(block.token_ids),
+            verified.num_accepted,
+            block.source,
+            finish,
+            verified.logprobs,
         )
 
 
+class _Rules:
+    """What decides a turn's tokens beside the logits; grows with what is committed."""
+
+    def __init__(self, sampler: Sampler, limits: StopRules, prompt_ids: Sequence[int]) -> None:
+        self.sampler = sampler
+        self.limits = limits
+        self.thoughts = None if limits.thoughts is None else ThoughtCounter(limits.thoughts)
+        self._history = sampler.new_history(prompt_ids)
+
+    def context(self) -> RowContext:
+        """For the rows of the next verification."""
+        return RowContext(
+            self.limits.stop_token_ids,
+            history=self._history,
+            forced=self.thoughts.forced if self.thoughts is not None else (),
+            num_top_logprobs=self.sampler.num_top_logprobs,
+        )
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Read committed ids."""
+        if self._history is not None:
+            self._history.extend(token_ids)
+        if self.thoughts is not None:
+            self.thoughts.advance(token_ids)
+
+    def forced_block(self, num_committed: int) -> DraftBlock | None:
+        """What is forced now, as a draft; None where the target may choose."""
+        if self.thoughts is None or not self.thoughts.forced:
+            return None
+        budget = self.limits.draft_budget(num_committed)
+        return DraftBlock(self.thoughts.forced[:budget], source="forced")
+
+
 def _propose(
-    target: TargetModel,
-    drafter: Drafter,
-    state: DecodeState,
-    sampler: Sampler,
-    limits: StopRules,
-    budget: int,
+    target: TargetModel, drafter: Drafter, state: DecodeState, rules: _Rules, budget: int
 ) -> DraftBlock:
-    """Ask the drafter; cut what cannot be committed: past the budget or a stop id, or no id."""
+    """Ask the drafter; cut what cannot be committed.
+
+    That is what lies past the budget or a stop id, what is no id, and what something would be
+    forced in front of.
+    """
     assert state.pending is not None, "decode needs logits or a pending token"
+    noise = rules.sampler.noise
     block = drafter.propose(
-        state.draft_state, state.pending, state.hidden, state.position, sampler.noise, budget
+        state.draft_state, state.pending, state.hidden, state.position, noise, budget
     )
     usable: list[int] = []
     for token_id in block.token_ids[:budget]:
         if not 0 <= token_id < target.config.vocab_size:
             break
         usable.append(token_id)
-        if token_id in limits.stop_token_ids:
+        if token_id in rules.limits.stop_token_ids:
             break
+    if rules.thoughts is not None:
+        del usable[rules.thoughts.num_free(usable) :]
     return DraftBlock(tuple(usable), block.confidence[: len(usable)], block.source)
 
 
-def _reserve(state: DecodeState, block: DraftBlock) -> DraftBlock:
+def _reserve(state: DecodeState, block: DraftBlock, fixed_rows: int | None) -> DraftBlock:
     """Make room for the pending token's row and one per drafted token; the block that fits."""
     try:
-        state.kv.reserve(len(block.token_ids) + 1)
+        state.kv.reserve(fixed_rows or len(block.token_ids) + 1)
     except CapacityError:
-        if not block.token_ids:
+        if not block.token_ids or fixed_rows is not None:
             raise
         state.kv.reserve(1)
         return DraftBlock(source=block.source)
@@ -136,13 +182,18 @@ def _reserve(state: DecodeState, block: DraftBlock) -> DraftBlock:
 
 
 def _rows(
-    target: TargetModel, drafter: Drafter, state: DecodeState, block: DraftBlock
+    target: TargetModel,
+    drafter: Drafter,
+    state: DecodeState,
+    block: DraftBlock,
+    fixed_rows: int | None,
 ) -> ForwardRows:
+    ids = [state.token_ids[-1], *block.token_ids]
+    if fixed_rows is not None:  # nobody attends to the rows behind the draft
+        ids += [ids[-1]] * (fixed_rows - len(ids))
     return ForwardRows(
-        torch.tensor(
-            [state.token_ids[-1], *block.token_ids], dtype=torch.int64, device=target.device
-        ),
+        torch.tensor(ids, dtype=torch.int64, device=target.device),
         state.kv,
-        logits_for=range(len(block.token_ids) + 1),
+        logits_for=range(len(ids)),
         taps=drafter.requires.layer_ids,
     )

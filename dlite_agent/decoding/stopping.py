@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dlite_agent.decoding.thoughts import ThoughtBudget
+
 __all__ = ["Finish", "StopRules"]
 
 Finish = Literal["stop", "length"]
@@ -17,21 +19,29 @@ class StopRules:
     Attributes:
         stop_token_ids: Ids that end the turn; the id itself is committed.
         max_tokens: Most tokens to commit, at least 1.
+        thoughts: Budget for thoughts; None is no limit.
+        fixed_rows: Rows of every forward, for audits: drafts are cut to fit, and rows that nobody
+            reads fill what they leave; None computes what is needed.
 
     Raises:
-        ValueError: `max_tokens` is below 1.
+        ValueError: `max_tokens` or `fixed_rows` is below 1.
     """
 
     stop_token_ids: frozenset[int]
     max_tokens: int
+    thoughts: ThoughtBudget | None = None
+    fixed_rows: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens!r}; use at least 1")
+        for name in ("max_tokens", "fixed_rows"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value!r}; use at least 1")
 
     def draft_budget(self, num_committed: int) -> int:
         """Most tokens that a round may draft, since it adds one of its own."""
-        return max(0, self.max_tokens - num_committed - 1)
+        budget = max(0, self.max_tokens - num_committed - 1)
+        return budget if self.fixed_rows is None else min(budget, self.fixed_rows - 1)
 
     def finish(self, last_token_id: int, num_committed: int) -> Finish | None:
         """Why the turn is over after `num_committed` tokens, or None while it is not."""

@@ -55,6 +55,11 @@ class Sampler:
         """Whether the most probable token is taken (the lowest id of equals), without noise."""
         return self._temperature == 0.0
 
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """How many of the best tokens to report beside each sampled one; None: report nothing."""
+        return self.params.top_logprobs if self.params.logprobs else None
+
     def new_history(self, prompt_ids: Sequence[int]) -> TokenHistory | None:
         """An empty history behind a prompt; None where no penalty reads one.
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.decoding.thoughts import ThoughtCounter
 from dlite_agent.models.kv_pool import KVCache
 from dlite_agent.models.target import TargetModel, TargetOutput
 from dlite_agent.sampling import Sampler
@@ -50,10 +51,19 @@ def cold_decode(
     """
     ids = list(prompt_ids)
     answer: list[int] = []
+    thoughts = None if limits.thoughts is None else ThoughtCounter(limits.thoughts)
     while not answer or limits.finish(answer[-1], len(answer)) is None:
-        with cold_forward(target, ids) as (output, _):
-            answer.append(sampler.sample(output.logits[0], len(ids)))
+        if thoughts is not None and thoughts.forced:
+            answer.append(thoughts.forced[0])
+        else:
+            history = sampler.new_history(prompt_ids)
+            if history is not None:
+                history.extend(answer)
+            with cold_forward(target, ids) as (output, _):
+                answer.append(sampler.sample(output.logits[0], len(ids), history))
         ids.append(answer[-1])
+        if thoughts is not None:
+            thoughts.advance(answer[-1:])
     return answer
 
 
