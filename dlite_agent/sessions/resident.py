@@ -47,7 +47,9 @@ class Resident:
 
     Attributes:
         session: The session.
-        trail: All its tokens while it is idle; while a turn runs, those that the turn keeps.
+        trail: All its tokens while it is idle; while a turn runs, that turn's prompt.
+        num_kept: Tokens at the start of `trail` that the session holds, whatever its turn did yet.
+        planned_rows: KV rows that the running turn is expected to end with; 0 while it is idle.
         turn_start: Where the answer of its last turn begins.
         released_at: When its last turn ended, in seconds of the store's clock.
         ended_in_call: That turn ended in a tool call.
@@ -55,6 +57,8 @@ class Resident:
 
     session: Session
     trail: TokenTrail
+    num_kept: int = 0
+    planned_rows: int = 0
     turn_start: int = 0
     released_at: float = 0.0
     ended_in_call: bool = False
@@ -83,16 +87,33 @@ class Resident:
             more_than: What is known already.
         """
         shared = self.trail.common_prefix(trail, more_than=more_than)
-        if self.session.token_ids[:shared] == prompt[:shared]:
+        token_ids = self.session.token_ids
+        if self.session.busy:  # its turn may not have come to all of its prompt yet
+            held = min(shared, len(token_ids))
+            if token_ids[:held] != prompt[:held]:  # nor have dropped its old tail
+                held = min(shared, self.num_kept)
+            return held if held > more_than else 0
+        if token_ids[:shared] == prompt[:shared]:
             return shared
-        self.trail.truncate_to(0)  # somebody rewound the session meanwhile: look again
-        self.follow()
+        self.follow(0)  # somebody rewound the session meanwhile: look again
         return self.trail.common_prefix(trail, more_than=more_than)
 
-    def follow(self) -> None:
-        """Bring the trail up to the session's tokens; the first `len(trail)` are as they were."""
+    def begin(self, prompt: list[int], num_kept: int, planned_rows: int) -> None:
+        """A turn with this prompt runs now, and keeps the first `num_kept` tokens."""
+        self.trail.truncate_to(num_kept)
+        self.trail.extend(prompt[num_kept:])
+        self.num_kept = num_kept
+        self.planned_rows = planned_rows
+
+    def end(self) -> None:
+        """The turn is over: the trail is of what the session holds."""
+        self.planned_rows = 0
+        self.follow(self.num_kept)
+
+    def follow(self, num_same: int) -> None:
+        """Bring the trail up to the session's tokens, of which the first `num_same` are in it."""
         token_ids = self.session.token_ids
-        self.trail.truncate_to(len(token_ids))
+        self.trail.truncate_to(min(num_same, len(token_ids)))
         self.trail.extend(token_ids[len(self.trail) :])
 
     def info(self, now: float) -> SessionInfo:

@@ -11,46 +11,26 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import Literal, Self
 
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.errors import CapacityError, RequestError, SessionBusyError, SessionNotFoundError
+from dlite_agent.errors import CapacityError, SessionBusyError, SessionNotFoundError
 from dlite_agent.models.kv_pool import PAGE_ROWS
 from dlite_agent.models.target import TargetModel
-from dlite_agent.sessions.resident import (
-    Resident,
-    SessionInfo,
-    num_pages,
-    pages_held,
-    pages_to_grow,
-)
+from dlite_agent.sessions.budget import KVBudget, Need
+from dlite_agent.sessions.request import ComingPrefix, Origin, PrefixRequest, make_request
+from dlite_agent.sessions.resident import Resident, SessionInfo, num_pages, pages_to_grow
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = ["OnConflict", "Origin", "SessionStore"]
+__all__ = ["ComingPrefix", "OnConflict", "Origin", "SessionStore"]
 
 logger = logging.getLogger(__name__)
 
+# Fewer tokens are prefilled sooner than waited for: a chunk, where others decode.
+_WORTH_WAITING = 32
+
 OnConflict = Literal["fork", "wait", "error"]
-Origin = Literal["tool_call", "hint", "prefix", "cold"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    prompt: list[int]
-    trail: TokenTrail
-    hint_id: str | None
-    owned_ids: Set[str]
-
-    def shared_with(self, entry: Resident, *, more_than: int) -> int:
-        return entry.shared_with(self.prompt, self.trail, more_than=more_than)
-
-    def origin(self, entry: Resident) -> Origin:
-        """Why a session with a common prefix is chosen."""
-        if entry.session.session_id in self.owned_ids:
-            return "tool_call"
-        return "hint" if entry.session.session_id == self.hint_id else "prefix"
 
 
 class SessionStore:
@@ -80,7 +60,7 @@ class SessionStore:
         self._target = target
         self._drafter = drafter
         self._pool = target.new_cache().pool
-        self.max_bytes = min(max_bytes or self._pool.max_bytes, self._pool.max_bytes)
+        self._budget = KVBudget(self._pool, max_bytes)
         self._prefill_chunk = prefill_chunk
         self._on_conflict = on_conflict
         self._clock = clock
@@ -98,6 +78,11 @@ class SessionStore:
         return len(self._entries)
 
     @property
+    def max_bytes(self) -> int:
+        """Budget for the KV of all sessions."""
+        return self._budget.max_bytes
+
+    @property
     def used_bytes(self) -> int:
         """Bytes of KV in use; a page that several sessions share counts once."""
         return self._pool.used_bytes
@@ -109,12 +94,14 @@ class SessionStore:
         hint_session_id: str | None = None,
         in_place_ids: Set[str] = frozenset(),
         turn_start: int | None = None,
+        answer_rows: int = 1,
     ) -> tuple[Session, Origin]:
         """Claim the session from which this prompt costs the fewest tokens; `release` it after.
 
         That is the one with the longest common prefix: taken over where that loses nothing which
         somebody may want, else forked at the end of the prefix. Sync it with this prompt, in place.
         Room for the prompt is made first, by evicting idle sessions, least recently used first.
+        Beside other running turns there must also be room for what all of them are going to need.
 
         Args:
             prompt_ids: All ids of the prompt, at least one.
@@ -122,6 +109,7 @@ class SessionStore:
             in_place_ids: Sessions that the request proved to know, by an unguessable tool-call id.
             turn_start: Where the generation prompt begins; None: at the end. What follows belongs
                 to the answer, which the next request may drop.
+            answer_rows: KV rows that the answer is expected to need.
 
         Returns:
             The session, busy, and why it or its donor was chosen: `tool_call` when `in_place_ids`
@@ -132,23 +120,36 @@ class SessionStore:
             SessionBusyError: A turn runs on the named session, and forks are not wanted.
             CapacityError: The prompt does not fit, whatever may be evicted; nothing was evicted.
         """
-        if self._is_closed:
-            raise CapacityError("the session store is closed; load the model again")
-        request = _request(prompt_ids, hint_session_id, in_place_ids)
+        request = make_request(prompt_ids, hint_session_id, in_place_ids, answer_rows)
         donor, common = self._longest_prefix(request)
-        origin: Origin = "cold"
         if donor is None:
-            self._make_room(num_pages(len(request.prompt) + 1), len(request.prompt))
-            entry = self._enter(self._new_session(), request.trail)
-        else:
-            origin = request.origin(donor)
-            entry = self._take_or_fork(donor, common, request)
-        entry.trail.truncate_to(min(common, len(request.prompt) - 1))
-        entry.turn_start = len(request.prompt) if turn_start is None else turn_start
-        is_claimed = entry.session.try_claim()
-        assert is_claimed, "only idle sessions are taken over"
-        self._touch(entry)
-        return entry.session, origin
+            return self._begin(self._open_new(request), request, 0, turn_start), "cold"
+        origin = request.origin(donor)
+        entry = self._take_or_fork(donor, common, request)
+        return self._begin(entry, request, common, turn_start), origin
+
+    def acquire_new(self, prompt_ids: Sequence[int], *, answer_rows: int = 1) -> Session:
+        """Claim an empty session, whatever others hold; else as `acquire`."""
+        request = make_request(prompt_ids, answer_rows=answer_rows)
+        return self._begin(self._open_new(request), request, 0, None)
+
+    def coming_prefix(self, prompt_ids: Sequence[int]) -> ComingPrefix | None:
+        """The longest prefix that a running turn will hold soon, if waiting for it saves prefill.
+
+        To be asked before `acquire` by whoever can wait: a fork of it costs pages only.
+        """
+        request = make_request(prompt_ids)
+        _, best = self._longest_prefix(request)
+        best += _WORTH_WAITING - 1
+        coming = None
+        for entry in self._entries.values():
+            if not entry.session.busy:
+                continue
+            promised = entry.trail.common_prefix(request.trail, more_than=best)
+            promised = min(promised, len(request.prompt) - 1)
+            if promised > best:
+                best, coming = promised, ComingPrefix(entry.session, promised)
+        return coming
 
     def release(self, session: Session, *, waits_for_tool: bool = False) -> None:
         """Make a session idle again, whatever became of its turn.
@@ -165,7 +166,7 @@ class SessionStore:
         if entry is None or session.is_closed or not session.token_ids:
             self.discard(session)
             return
-        entry.follow()
+        entry.end()
         entry.released_at = self._clock()
         entry.ended_in_call = waits_for_tool
         self._touch(entry)
@@ -183,11 +184,16 @@ class SessionStore:
             num_tokens: Rows that it is about to add.
 
         Raises:
-            CapacityError: Nothing that may be evicted is enough; nothing was evicted.
+            CapacityError: Nothing that may be evicted is enough, or it is more than was planned and
+                other running turns are going to need it; nothing was evicted.
         """
         length = session.kv.length
         count = pages_to_grow(session.kv, length, length + num_tokens)
-        self._make_room(count, len(session.token_ids), self._entries.get(session.session_id))
+        if count:
+            entry = self._entries.get(session.session_id)
+            is_planned = entry is not None and length + num_tokens <= entry.planned_rows
+            planned = None if is_planned else count
+            self._make_room(Need(count, planned, len(session.token_ids), entry))
 
     def get(self, session_id: str) -> Session:
         """The session with this id.
@@ -213,7 +219,7 @@ class SessionStore:
         for entry in list(self._entries.values()):
             self.discard(entry.session)
 
-    def _longest_prefix(self, request: _Request) -> tuple[Resident | None, int]:
+    def _longest_prefix(self, request: PrefixRequest) -> tuple[Resident | None, int]:
         """Whose tokens the prompt repeats furthest, and how far.
 
         Of several that tie: one that can be taken over, else a named one, else the latest used.
@@ -233,7 +239,7 @@ class SessionStore:
                 return entry, common
         return best, common
 
-    def _search_order(self, request: _Request) -> Iterator[Resident]:
+    def _search_order(self, request: PrefixRequest) -> Iterator[Resident]:
         named = dict.fromkeys((*sorted(request.owned_ids), request.hint_id))
         for session_id in named:
             if session_id in self._entries:
@@ -242,7 +248,7 @@ class SessionStore:
             if session_id not in named:
                 yield self._entries[session_id]
 
-    def _may_take_over(self, entry: Resident, common: int, request: _Request) -> bool:
+    def _may_take_over(self, entry: Resident, common: int, request: PrefixRequest) -> bool:
         """Whether a session may be rewound to `common` tokens, rather than forked there.
 
         Being named allows to drop the last answer of a session that waits for its tool, and up to
@@ -259,8 +265,8 @@ class SessionStore:
             return is_named and is_answer_dropped
         return is_answer_dropped or (is_named and 2 * common >= len(entry.trail))
 
-    def _take_or_fork(self, donor: Resident, common: int, request: _Request) -> Resident:
-        session, num_rows = donor.session, len(request.prompt) + 1
+    def _take_or_fork(self, donor: Resident, common: int, request: PrefixRequest) -> Resident:
+        session = donor.session
         if session.busy and self._on_conflict != "fork" and request.origin(donor) != "prefix":
             raise SessionBusyError(
                 f"session {session.session_id!r} runs a turn, and on_conflict is "
@@ -270,22 +276,38 @@ class SessionStore:
         in_place = self._may_take_over(donor, common, request)
         if not in_place:
             try:
-                self._make_room(num_pages(num_rows) - kept // PAGE_ROWS, num_rows, donor)
+                self._make_room(
+                    request.need(lambda rows: num_pages(rows) - kept // PAGE_ROWS, donor)
+                )
             except CapacityError:
-                if not donor.may_be_evicted(num_rows, self._clock()):
+                if not donor.may_be_evicted(len(request.prompt) + 1, self._clock()):
                     raise
                 in_place = True  # the donor would have to go, and its prefix is what is needed
         if in_place:
-            self._make_room(pages_to_grow(session.kv, kept, num_rows), num_rows, donor)
+            self._make_room(request.need(lambda rows: pages_to_grow(session.kv, kept, rows), donor))
             return donor
-        return self._enter(session.fork(kept, session_id=_new_id()), request.trail)
+        return self._enter(session.fork(kept, session_id=_new_id()))
 
-    def _new_session(self) -> Session:
-        chunk = self._prefill_chunk
-        return Session(self._target, self._drafter, session_id=_new_id(), prefill_chunk=chunk)
+    def _open_new(self, request: PrefixRequest) -> Resident:
+        self._make_room(request.need(num_pages))
+        chunk, session_id = self._prefill_chunk, _new_id()
+        return self._enter(
+            Session(self._target, self._drafter, session_id=session_id, prefill_chunk=chunk)
+        )
 
-    def _enter(self, session: Session, trail: TokenTrail) -> Resident:
-        entry = Resident(session, trail)
+    def _begin(
+        self, entry: Resident, request: PrefixRequest, common: int, turn_start: int | None
+    ) -> Session:
+        num_kept = min(common, len(request.prompt) - 1)
+        entry.begin(request.prompt, num_kept, request.num_planned)
+        entry.turn_start = len(request.prompt) if turn_start is None else turn_start
+        is_claimed = entry.session.try_claim()
+        assert is_claimed, "only idle sessions are taken over"
+        self._touch(entry)
+        return entry.session
+
+    def _enter(self, session: Session) -> Resident:
+        entry = Resident(session, TokenTrail(session.token_ids))
         self._entries[session.session_id] = entry
         return entry
 
@@ -293,20 +315,11 @@ class SessionStore:
         session_id = entry.session.session_id
         self._entries[session_id] = self._entries.pop(session_id)
 
-    def _make_room(self, count: int, num_tokens: int, keep: Resident | None = None) -> None:
-        """Evict until `count` pages are free, for a request of `num_tokens` that needs `keep`."""
-        if self._num_missing(count) <= 0:
-            return
-        now = self._clock()
-        idle = [entry for entry in self._entries.values() if entry is not keep]
-        victims = [entry for entry in idle if entry.may_be_evicted(num_tokens, now)]
-        others = [entry for entry in self._entries.values() if entry not in victims]
-        freed = pages_held(victims) - pages_held(others)
-        if self._num_missing(count) > len(freed):
-            raise CapacityError(self._shortage(count, others))
-        # Those that wait for a tool last; in each group the least recently used first.
-        for victim in sorted(victims, key=lambda entry: entry.is_waiting(now)):
-            if self._num_missing(count) <= 0:
+    def _make_room(self, need: Need) -> None:
+        if self._is_closed:
+            raise CapacityError("the session store is closed; load the model again")
+        for victim in self._budget.victims(need, self._entries.values(), self._clock()):
+            if self._budget.num_free >= need.now:
                 break
             self._evict(victim)
 
@@ -314,34 +327,6 @@ class SessionStore:
         session = entry.session
         logger.debug("evicted session=%s tokens=%s", session.session_id, len(session.token_ids))
         self.discard(session)
-
-    def _num_missing(self, count: int) -> int:
-        """How many of `count` pages do not fit the budget now."""
-        return count - (self.max_bytes - self._pool.used_bytes) // self._pool.page_bytes
-
-    def _shortage(self, count: int, others: list[Resident]) -> str:
-        page_bytes = self._pool.page_bytes
-        num_busy = sum(entry.session.busy for entry in others)
-        held = len(pages_held(others)) * page_bytes
-        return (
-            f"the request needs {count * page_bytes} more bytes of KV ({count * PAGE_ROWS} tokens)"
-            f", but max_kv_bytes is {self.max_bytes} and {held} bytes of it cannot be evicted "
-            f"({num_busy} running turns, {len(others) - num_busy} sessions that wait for a tool or "
-            "that the request reuses); try again in a minute, shorten the prompt, or raise "
-            "max_kv_bytes"
-        )
-
-
-def _request(prompt_ids: Sequence[int], hint_id: str | None, owned_ids: Set[str]) -> _Request:
-    prompt = list(prompt_ids)
-    if not prompt:
-        raise RequestError("the prompt has no tokens; send at least one")
-    try:
-        return _Request(prompt, TokenTrail(prompt), hint_id, owned_ids)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise RequestError(
-            f"the prompt holds what is no token id: {error}; use the model's own tokenizer"
-        ) from error
 
 
 def _new_id() -> str:
