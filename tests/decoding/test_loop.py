@@ -55,6 +55,27 @@ SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=0, top_p=1.0),
     "sharp": SamplingParams(temperature=0.8, top_k=4, top_p=0.9),
     "flat": SamplingParams(temperature=1.0, top_k=0, top_p=1.0),
+    "greedy-penalties": SamplingParams(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        repetition_penalty=1.3,
+        presence_penalty=0.4,
+        frequency_penalty=0.2,
+        logit_bias={7: 2.0, 93: -100.0},
+    ),
+    "everything": SamplingParams(
+        temperature=0.9,
+        top_k=60,
+        top_p=0.97,
+        min_p=0.02,
+        repetition_penalty=1.1,
+        presence_penalty=-0.5,
+        frequency_penalty=0.6,
+        logit_bias={token_id: (token_id % 7) / 3 for token_id in range(0, 512, 3)},
+        logprobs=True,
+        top_logprobs=2,
+    ),
 }
 MakeDrafter = Callable[[Sequence[int]], Drafter]
 DRAFTERS: dict[str, MakeDrafter] = {
@@ -135,8 +156,10 @@ def test_float32_output_differs_at_near_ties_only(sampling: str) -> None:
         session, _ = run(small, make(plain.token_ids), sampler, limits)
         place = first_difference(plain.token_ids, session.token_ids)
         if place is not None:
+            history = sampler.new_history(PROMPT)
             with cold_forward(small, plain.token_ids[:place]) as (output, _):
-                logits = output.logits[0]
+                sampled = plain.token_ids[len(PROMPT) : place]
+                logits = sampler.adjusted(output.logits[0], history, sampled)
             others = {plain.token_ids[place], session.token_ids[place]}
             assert any(sampler.is_near_tie(logits, place, other) for other in others)
             near_ties += 1

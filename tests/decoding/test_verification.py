@@ -133,6 +133,154 @@ def statistic_in_sigmas(counts: Tensor, probabilities: Tensor) -> float:
     return ((value / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
 
 
+def test_a_row_counts_the_drafted_tokens_before_it() -> None:
+    """Greedy rows that all prefer token 5: a penalty moves the second one to 6, the third to 7."""
+    logits = torch.zeros(4, 32)
+    logits[:, 5], logits[:, 6], logits[:, 7] = 3.0, 2.9, 2.8
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, presence_penalty=1.0)
+    sampler = Sampler(params, KeyedNoise(0))
+    before = logits.clone()
+    for draft in ((5, 6, 7), (5, 5, 5), (5, 6, 6), (9, 6, 7)):
+        history = sampler.new_history([5, 6, 7])  # the prompt does not count
+        verified = verify(DraftBlock(draft), logits, sampler, 0, RowContext(history=history))
+        wanted = (5, 6, 7, 5)
+        assert verified.token_ids == wanted[: len(verified.token_ids)]
+        assert verified.num_accepted == sum(
+            draft[: i + 1] == wanted[: i + 1] for i in range(len(draft))
+        )
+    assert torch.equal(logits, before)
+
+
+def test_penalties_without_a_history_are_refused() -> None:
+    params = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, frequency_penalty=1.0)
+    with pytest.raises(ValueError, match="new_history"):
+        verify(DraftBlock(), sharp(5), Sampler(params, KeyedNoise(0)), 0)
+
+
+def test_forced_tokens_are_committed_unread_and_the_next_row_is_sampled() -> None:
+    logits = sharp(5, 6, 7)
+    logits[:2] = float("nan")
+    verified = verify(DraftBlock((20, 21)), logits, GREEDY, 0, RowContext(forced=(20, 21)))
+    assert verified.token_ids == (20, 21, 7)
+    assert verified.num_accepted == 2
+
+
+def test_a_draft_that_is_not_what_is_forced_is_a_miss() -> None:
+    verified = verify(DraftBlock((5, 6)), sharp(5, 6, 7), GREEDY, 0, RowContext(forced=(20, 21)))
+    assert verified.token_ids == (20,)
+    assert verified.num_accepted == 0
+
+
+def test_more_forced_tokens_than_rows_fill_the_rows() -> None:
+    verified = verify(DraftBlock((20,)), sharp(5, 6), GREEDY, 0, RowContext(forced=(20, 21, 22)))
+    assert verified.token_ids == (20, 21)
+
+
+@pytest.mark.parametrize("draft", [(), (5,), (5, 6, 7), (5, 9)])
+def test_logprobs_are_those_of_the_raw_logits_for_drafted_tokens_too(
+    draft: tuple[int, ...],
+) -> None:
+    logits = sharp(5, 6, 7, 8)[: len(draft) + 1] + torch.arange(32) / 100
+    params = SamplingParams(
+        temperature=0.0, top_k=0, top_p=1.0, logit_bias={3: 20.0, 4: -3.0}, logprobs=True
+    )
+    sampler = Sampler(params, KeyedNoise(0))
+    masks = torch.ones(1, 32, dtype=torch.bool)
+    masks[0, 0] = False
+    for context in (
+        RowContext(num_top_logprobs=2),
+        RowContext(num_top_logprobs=2, masks=masks),
+        RowContext(num_top_logprobs=2, forced=(5,)),
+    ):
+        verified = verify(DraftBlock(draft), logits, sampler, 0, context)
+        raw = torch.log_softmax(logits.double(), dim=-1)
+        assert [entry.token_id for entry in verified.logprobs] == list(verified.token_ids)
+        for row, entry in enumerate(verified.logprobs):
+            assert entry.logprob == pytest.approx(float(raw[row, entry.token_id]), abs=1e-5)
+            best = raw[row].topk(2)
+            assert [token_id for token_id, _ in entry.top] == best.indices.tolist()
+            assert [value for _, value in entry.top] == pytest.approx(
+                best.values.tolist(), abs=1e-5
+            )
+
+
+def test_logprobs_are_not_computed_unless_asked_for() -> None:
+    assert verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0).logprobs == ()
+    verified = verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0, RowContext(num_top_logprobs=0))
+    assert [entry.top for entry in verified.logprobs] == [(), ()]
+
+
+ALL_RULES = {
+    "min_p": 0.05,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.7,
+    "frequency_penalty": 0.4,
+}
+SEEN = [3, 3, 100, 5]
+
+
+def reference_distribution(params: SamplingParams, row: Tensor, sampled: list[int]) -> Tensor:
+    """p of one row by the definitions, in float64, over the whole vocabulary."""
+    logits = row.double().clone()
+    for token_id, bias in dict(params.logit_bias).items():
+        logits[token_id] += bias
+    repetition = params.repetition_penalty or 1.0
+    for token_id in {*PROMPT, *sampled}:
+        value = float(logits[token_id])
+        logits[token_id] = value * repetition if value < 0 else value / repetition
+    for token_id in set(sampled):
+        count = sampled.count(token_id)
+        logits[token_id] -= params.frequency_penalty * count + params.presence_penalty
+    assert params.temperature is not None
+    assert params.top_p is not None
+    p = torch.softmax(logits / params.temperature, dim=0)
+    order = p.argsort(descending=True, stable=True)
+    if params.top_k:
+        p[order[params.top_k :]] = 0.0
+    p /= p.sum()
+    before = p[order].cumsum(0) - p[order]
+    p[order[before >= params.top_p]] = 0.0
+    p[p < (params.min_p or 0.0) * p.max()] = 0.0
+    return p / p.sum()
+
+
+PROMPT = [1, 2, 3, 400]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "num_seeds", "options"),
+    [
+        (512, 2500, {"top_k": 0, "top_p": 1.0} | ALL_RULES),
+        (512, 2500, {"top_k": 0, "top_p": 1.0, "min_p": 0.02}),
+        (512, 2500, {"top_k": 40, "top_p": 0.9, "logit_bias": {7: 4.0, 9: 3.5}} | ALL_RULES),
+        (151_936, 500, {"top_k": 20, "top_p": 0.95} | ALL_RULES),
+    ],
+)
+def test_committed_tokens_have_the_distribution_that_all_rules_define(
+    vocab_size: int, num_seeds: int, options: dict[str, object]
+) -> None:
+    """Over seeds, against an independent reference; the second row counts the drafted token."""
+    logits = 2.0 * torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(3))
+    params = SamplingParams(temperature=0.8, **options)  # type: ignore[arg-type]  # a table
+    best = int(reference_distribution(params, logits[0], SEEN).argmax())
+    logits[1, best] = logits[1].max()  # so that its penalties can be seen
+    counts = torch.zeros(2, vocab_size, dtype=torch.float64)
+    for seed in range(num_seeds):
+        sampler = Sampler(params, KeyedNoise.derive(seed, 0, PROMPT))
+        history = sampler.new_history(PROMPT)
+        if history is not None:
+            history.extend(SEEN)
+        context = RowContext(history=history)
+        for row, token_id in enumerate(
+            verify(DraftBlock((best,)), logits, sampler, 4, context).token_ids
+        ):
+            counts[row, token_id] += 1
+    assert counts[1].sum() > 100
+    for row, sampled in ((0, SEEN), (1, [*SEEN, best])):
+        p = reference_distribution(params, logits[row], sampled)
+        assert statistic_in_sigmas(counts[row], p) < 4.26  # 1e-5
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (20, 0.95)])
 def test_committed_tokens_have_the_target_distribution(top_k: int, top_p: float) -> None:
     """Over seeds, at V = 512: the first token, and the second given that the draft was right."""
