@@ -124,7 +124,7 @@ class RopeScaling:
             raise ConfigurationError(
                 f"{unknown[0]!r} is no field of rope_scaling; known: {', '.join(sorted(known))}"
             )
-        if values["rope_type"] not in ("default", None) and "factor" not in values:
+        if values["rope_type"] in _TYPES[1:] and "factor" not in values:
             raise ConfigurationError(
                 f"rope_scaling {values['rope_type']!r} has no factor; name one, e.g. 4.0"
             )

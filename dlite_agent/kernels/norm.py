@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["RMSNorm"]
+__all__ = ["HeadScale", "RMSNorm"]
 
 
 class RMSNorm:
@@ -35,3 +35,18 @@ class RMSNorm:
         """Normalise x [..., N]; a new tensor."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._wide)
         return x.div(length.hypot_(self._floor)).mul_(self._weight).to(self._dtype)
+
+
+class HeadScale:
+    """x · scale: stands where the heads of another checkpoint are normalised.
+
+    Args:
+        scale: [N, 1], a factor a head, float32 or float64; the result has the wider type.
+    """
+
+    def __init__(self, scale: Tensor) -> None:
+        self._scale = scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scale x [M, N, D]; a new contiguous tensor."""
+        return x * self._scale

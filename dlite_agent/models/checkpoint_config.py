@@ -6,14 +6,42 @@ Nothing here touches weights, so a refusal comes before any download.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from dlite_agent.errors import UnsupportedCheckpointError
+from dlite_agent.models.rope_config import positive_number, read_rope
 from dlite_agent.models.target import TargetConfig
+from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = ["parse_config"]
 
-_ARCHITECTURE = "Qwen3ForCausalLM"
-_USE_DENSE = "use a dense Qwen3 checkpoint such as 'Qwen/Qwen3-4B'"
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """In what a family of dense decoders differs from the others, as transformers builds it.
+
+    Attributes:
+        model_type: `model_type` of config.json.
+        has_qk_norm: See `TargetConfig`.
+        has_qkv_bias: See `TargetConfig`.
+        head_dim: Where config.json names none; None: hidden size by heads.
+        max_positions: Where config.json names none.
+    """
+
+    model_type: str
+    has_qk_norm: bool = False
+    has_qkv_bias: bool = False
+    head_dim: int | None = None
+    max_positions: int = 32_768
+
+
+_FAMILIES = {
+    "Qwen3ForCausalLM": _Family("qwen3", has_qk_norm=True, head_dim=128),
+    "Qwen2ForCausalLM": _Family("qwen2", has_qkv_bias=True),
+    "LlamaForCausalLM": _Family("llama", max_positions=2048),
+    "MistralForCausalLM": _Family("mistral"),
+}
+_USE_DENSE = "use a dense checkpoint of the Qwen3, Qwen2 or Llama family such as 'Qwen/Qwen3-4B'"
 _HYBRID_TYPES = (
     "qwen3_next",
     "qwen3_5",
@@ -40,39 +68,45 @@ _QUANTIZED_SUFFIXES = (
 Json = Mapping[str, object]
 
 
-def parse_config(config: Json, generation: Json | None, name: str) -> TargetConfig:
+def parse_config(
+    config: Json, generation: Json | None, name: str, rope_scaling: RopeScaling | None = None
+) -> TargetConfig:
     """Turn `config.json` into a `TargetConfig`.
 
     Args:
         config: Content of `config.json`; fields of transformers 4 and 5.
         generation: Content of `generation_config.json`, if there is one; its end-of-turn ids win.
         name: The model as the user named it, for messages.
+        rope_scaling: Replaces the config's own, which then may be one that is refused.
 
     Raises:
         UnsupportedCheckpointError: The checkpoint needs something that this version does not have,
             or its config lacks a field or contradicts itself.
     """
-    _refuse_architecture(config, name)
+    architecture = _accept_architecture(config, name)
+    family = _FAMILIES[architecture]
     _refuse_quantization(config, name)
-    _refuse_attention(config, name)
+    _refuse_attention(config, family, name)
     num_heads = _whole_number(config, "num_attention_heads", name)
     hidden_size = _whole_number(config, "hidden_size", name)
+    rope = read_rope(config, rope_scaling, name, family.max_positions)
     parsed = TargetConfig(
-        architecture=_ARCHITECTURE,
+        architecture=architecture,
         vocab_size=_whole_number(config, "vocab_size", name),
         hidden_size=hidden_size,
         num_layers=_whole_number(config, "num_hidden_layers", name),
         num_heads=num_heads,
-        num_kv_heads=_whole_number(config, "num_key_value_heads", name),
-        head_dim=_whole_number(config, "head_dim", name, default=128),
+        num_kv_heads=_whole_number(config, "num_key_value_heads", name, default=num_heads),
+        head_dim=_head_dim(config, family, name, hidden_size, num_heads),
         intermediate_size=_whole_number(config, "intermediate_size", name),
-        rms_norm_eps=_positive(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", name),
-        rope_theta=_positive(_rope(config, name).get("rope_theta", 10_000.0), "rope_theta", name),
-        max_position_embeddings=_whole_number(
-            config, "max_position_embeddings", name, default=32_768
-        ),
+        rms_norm_eps=positive_number(config.get("rms_norm_eps", 1e-6), "rms_norm_eps", name),
+        rope_theta=rope.theta,
+        max_position_embeddings=rope.max_positions,
         tie_word_embeddings=config.get("tie_word_embeddings", False) is True,
         eos_token_ids=_end_ids(config, generation, name),
+        rope_scaling=rope.scaling,
+        has_qk_norm=family.has_qk_norm,
+        has_qkv_bias=family.has_qkv_bias,
     )
     if parsed.num_heads % parsed.num_kv_heads:
         raise UnsupportedCheckpointError(
@@ -86,7 +120,7 @@ def parse_config(config: Json, generation: Json | None, name: str) -> TargetConf
     return parsed
 
 
-def _refuse_architecture(config: Json, name: str) -> None:
+def _accept_architecture(config: Json, name: str) -> str:
     listed = config.get("architectures")
     architecture = (
         str(listed[0]) if isinstance(listed, Sequence) and listed else str(config.get("model_type"))
@@ -112,10 +146,13 @@ def _refuse_architecture(config: Json, name: str) -> None:
         raise UnsupportedCheckpointError(
             f"{name!r} is {architecture!r}, a multimodal model; not supported, {_USE_DENSE}"
         )
-    if architecture not in (_ARCHITECTURE, "qwen3"):
+    named = {family.model_type: known for known, family in _FAMILIES.items()}
+    architecture = named.get(architecture, architecture)
+    if architecture not in _FAMILIES:
         raise UnsupportedCheckpointError(
-            f"{name!r} is {architecture!r}; only {_ARCHITECTURE!r} is supported, {_USE_DENSE}"
+            f"{name!r} is {architecture!r}, which is not supported; {_USE_DENSE}"
         )
+    return architecture
 
 
 def _refuse_quantization(config: Json, name: str) -> None:
@@ -137,17 +174,13 @@ def _refuse_quantization(config: Json, name: str) -> None:
     )
 
 
-def _refuse_attention(config: Json, name: str) -> None:
-    layer_types = config.get("layer_types")
-    slides = isinstance(layer_types, Sequence) and any(
-        kind != "full_attention" for kind in layer_types
-    )
-    if config.get("use_sliding_window") or slides:
+def _refuse_attention(config: Json, family: _Family, name: str) -> None:
+    if _slides(config, family, name):
         raise UnsupportedCheckpointError(
             f"{name!r} uses sliding-window attention; not supported, {_USE_DENSE}"
         )
     for field in ("attention_bias", "mlp_bias"):
-        if config.get(field):
+        if config.get(field) and not (field == "attention_bias" and family.has_qkv_bias):
             raise UnsupportedCheckpointError(
                 f"{name!r} has {field}=true; not supported, {_USE_DENSE}"
             )
@@ -158,32 +191,9 @@ def _refuse_attention(config: Json, name: str) -> None:
         )
 
 
-def _rope(config: Json, name: str) -> Json:
-    """Fields `rope_parameters` (transformers 5) over `rope_scaling` and `rope_theta` (4)."""
-    fields: dict[str, object] = (
-        {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
-    )
-    for source in ("rope_scaling", "rope_parameters"):
-        value = config.get(source)
-        if isinstance(value, Mapping):
-            fields |= value
-    kind = fields.get("rope_type", fields.get("type", "default"))
-    if kind != "default":
-        raise UnsupportedCheckpointError(
-            f"{name!r} scales its rotary embedding with {kind!r}, which is not supported; remove "
-            "'rope_scaling' (or set rope_type to 'default') in a copy of its config.json to run it "
-            "at its original context length"
-        )
-    partial = fields.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if partial != 1.0:
-        raise UnsupportedCheckpointError(
-            f"{name!r} has partial_rotary_factor={partial!r}; not supported, {_USE_DENSE}"
-        )
-    return fields
-
-
 def _whole_number(config: Json, field: str, name: str, default: int | None = None) -> int:
-    value = config.get(field, default)
+    value = config.get(field)
+    value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedCheckpointError(
             f"{name!r}: {field}={value!r} in config.json is not a positive whole number; the "
@@ -192,13 +202,32 @@ def _whole_number(config: Json, field: str, name: str, default: int | None = Non
     return value
 
 
-def _positive(value: object, field: str, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+def _slides(config: Json, family: _Family, name: str) -> bool:
+    """Whether any layer attends to a window only; the rules are those of transformers' configs."""
+    layer_types = config.get("layer_types")
+    if isinstance(layer_types, Sequence):
+        return any(kind != "full_attention" for kind in layer_types)
+    if family.model_type == "mistral":
+        return config.get("sliding_window", 4096) is not None
+    if family.model_type == "llama" or not config.get("use_sliding_window"):
+        return False
+    first = config.get("max_window_layers", 28)  # the layers below attend to everything
+    num_layers = _whole_number(config, "num_hidden_layers", name)
+    starts_late = isinstance(first, int) and first >= num_layers
+    return config.get("sliding_window", 4096) is not None and not starts_late
+
+
+def _head_dim(config: Json, family: _Family, name: str, hidden_size: int, num_heads: int) -> int:
+    if config.get("head_dim") is not None:
+        return _whole_number(config, "head_dim", name)
+    if family.head_dim is not None:
+        return family.head_dim
+    if hidden_size % num_heads:
         raise UnsupportedCheckpointError(
-            f"{name!r}: {field}={value!r} in config.json is not a positive number; the checkpoint "
-            "is damaged"
+            f"{name!r}: hidden_size={hidden_size} is not a multiple of num_attention_heads="
+            f"{num_heads}, and there is no head_dim; config.json is damaged"
         )
-    return float(value)
+    return hidden_size // num_heads
 
 
 def _end_ids(config: Json, generation: Json | None, name: str) -> tuple[int, ...]:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from dlite_agent.models.kv_pool import KVCache
+from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = ["ForwardRows", "TargetConfig", "TargetHidden", "TargetModel", "TargetOutput"]
 
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
-    """Shape of a dense decoder of the Qwen3 family.
+    """Shape of a dense decoder: Qwen3, or what differs from it in these fields only.
 
     Attributes:
         architecture: The checkpoint's own name, e.g. `Qwen3ForCausalLM`.
@@ -29,9 +30,14 @@ class TargetConfig:
         intermediate_size: Width of the SwiGLU.
         rms_norm_eps: Epsilon of every RMSNorm.
         rope_theta: Base of the rotary embedding.
-        max_position_embeddings: Most positions that the checkpoint was made for.
+        max_position_embeddings: Most positions that the checkpoint was made for, or is stretched
+            to.
         tie_word_embeddings: The head is the embedding.
         eos_token_ids: Ids that end a turn (from generation_config.json, else config.json).
+        rope_scaling: How rotary positions are stretched; of yarn and llama3 the original length is
+            filled in.
+        has_qk_norm: Queries and keys are normalised per head (Qwen3).
+        has_qkv_bias: The query, key and value projections have a bias (Qwen2).
     """
 
     architecture: str
@@ -47,6 +53,9 @@ class TargetConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
+    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    has_qk_norm: bool = True
+    has_qkv_bias: bool = False
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of keys and values of one token, all layers, at `itemsize` bytes an element."""

@@ -1,4 +1,4 @@
-"""The forward of a dense Qwen3 decoder: few, fused operators over the rows of a batch."""
+"""The forward of a dense decoder: few, fused operators over the rows of a batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Part(NamedTuple):
 
 
 class DenseTransformer:
-    """A Qwen3 decoder with its KV pool; implements `models.target.TargetModel`.
+    """A dense decoder with its KV pool; implements `models.target.TargetModel`.
 
     Args:
         config: Shape of the checkpoint.
@@ -62,7 +62,11 @@ class DenseTransformer:
         self._wide = torch.float64 if dtype == torch.float64 else torch.float32
         self._like = torch.empty(0, config.head_dim, dtype=dtype, device=device)
         self._rotary = RotaryTable(
-            config.head_dim, config.rope_theta, dtype=self._wide, device=device
+            config.head_dim,
+            config.rope_theta,
+            dtype=self._wide,
+            device=device,
+            scaling=config.rope_scaling,
         )
 
         def load(name: str) -> Tensor:
