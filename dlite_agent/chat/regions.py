@@ -18,6 +18,7 @@ from dlite_agent.chat.messages import (
     ToolCallDelta,
     UnparsedToolCall,
 )
+from dlite_agent.chat.stop_strings import StopStrings, Stretch
 
 __all__ = [
     "CALL",
@@ -66,18 +67,27 @@ class TurnRegions:
         region: Where it starts.
         new_call_id: Makes the id of the next call.
         first_index: Index of the first call.
+        stops: What ends the content. Line breaks that the template writes around thoughts and calls
+            are no content, and a match lies inside one stretch of it.
 
     Attributes:
         region: Where the turn is now.
+        stretch: The content between two markers; None without stop strings, or outside.
         calls: Calls so far.
         unparsed: Call regions so far that are no call.
         notes: Repairs, for a person.
     """
 
     def __init__(
-        self, region: Region, new_call_id: Callable[[], str], first_index: int = 0
+        self,
+        region: Region,
+        new_call_id: Callable[[], str],
+        first_index: int = 0,
+        stops: StopStrings | None = None,
     ) -> None:
         self.region: Region = region
+        self._stops = stops
+        self.stretch = self._new_stretch()
         self.calls: list[ToolCall] = []
         self.unparsed: list[UnparsedToolCall] = []
         self.notes: list[str] = []
@@ -116,10 +126,10 @@ class TurnRegions:
 
     def text(self, text: str) -> None:
         """Read decoded text that holds no marker."""
-        if not text:
+        if not text or self.stopped_by is not None:
             return
         if self.region == "text":
-            self._add_content(text)
+            self._read_content(text)
         elif self.region == "reasoning":
             self._add_reasoning(text)
             inner = self._calls_in_thought
@@ -131,6 +141,8 @@ class TurnRegions:
 
     def marker(self, marker: str) -> None:
         """Read a marker, or another control token that counts as its own text."""
+        if self.stopped_by is not None:
+            return
         if self.region == "text":
             self._marker_in_text(marker)
         elif self.region == "reasoning":
@@ -138,8 +150,14 @@ class TurnRegions:
         else:
             self._marker_in_call(marker)
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the content; nothing is read after it."""
+        return None if self.stretch is None else self.stretch.matcher.matched
+
     def finish(self, reason: EndReason) -> None:
         """End the turn: close what is open."""
+        self._end_stretch()
         if self.region == "call":
             cut = (
                 None
@@ -155,6 +173,25 @@ class TurnRegions:
             self._adopt(self._calls_in_thought)
 
     # Text: newlines around calls and after a thought belong to the template.
+
+    def _read_content(self, text: str) -> None:
+        stretch = self.stretch
+        if stretch is None:
+            self._add_content(text)
+            return
+        is_behind_layout = self._is_after_call or (self._has_thought and not self._content)
+        shown = stretch.read(text, skips_newlines=is_behind_layout)
+        if shown:
+            self._add_content(shown)
+
+    def _new_stretch(self) -> Stretch | None:
+        return None if self._stops is None else Stretch(self._stops)
+
+    def _end_stretch(self) -> None:
+        if self.stretch is not None and self.region == "text":
+            held = self.stretch.matcher.flush()
+            if held:
+                self._add_content(held)
 
     def _add_content(self, text: str) -> None:
         text, self._held_newlines = self._held_newlines + text, ""
@@ -177,6 +214,8 @@ class TurnRegions:
             self._deltas.append(TextDelta(text))
 
     def _marker_in_text(self, marker: str) -> None:
+        if marker in (CALL, THINK):
+            self._end_stretch()
         if marker == CALL:
             self._held_newlines = ""
             self._open_call()
@@ -206,6 +245,7 @@ class TurnRegions:
             self._held_newlines = ""
             self._calls_in_thought = None
             self.region = "text"
+            self.stretch = self._new_stretch()
             return
         if marker == THINK and not self._reasoning:
             return  # the model repeats what the prompt already opened
@@ -276,6 +316,7 @@ class TurnRegions:
         else:
             self.unparsed.append(result)
         self.region = "text"
+        self.stretch = self._new_stretch()
         self._is_after_call = True
 
     def _marker_in_call(self, marker: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from dlite_agent.errors import UnsupportedParameterError
 
-__all__ = ["StopMatcher", "StopStrings"]
+__all__ = ["StopMatcher", "StopStrings", "Stretch"]
 
 _MAX_CHARS = 32_768
 
@@ -121,6 +121,53 @@ class StopMatcher:
         """Forget what was read; returns what was held back."""
         held, self._held, self._state = self._held, "", 0
         return held
+
+
+class Stretch:
+    """Content between two markers, and where in it sampled tokens end.
+
+    Attributes:
+        matcher: Reads the content.
+    """
+
+    def __init__(self, stops: StopStrings) -> None:
+        self.matcher = StopMatcher(stops)
+        self._pieces: list[str] = []
+        self._num_chars = 0
+        self._num_skipped = 0
+        self._marks: list[tuple[int, int]] = []
+
+    def read(self, text: str, *, skips_newlines: bool) -> str:
+        """Read a piece; returns what the matcher shows of it.
+
+        Args:
+            text: Decoded text.
+            skips_newlines: Line breaks at the start of the stretch are layout.
+        """
+        self._pieces.append(text)
+        self._num_chars += len(text)
+        if skips_newlines and not self.matcher.num_read:
+            content = text.lstrip("\n")
+            self._num_skipped += len(text) - len(content)
+            text = content
+        return self.matcher.feed(text)
+
+    def mark(self, num_tokens: int) -> None:
+        """Note that so many tokens of the turn end where the text ends now."""
+        self._marks.append((num_tokens, self._num_chars))
+
+    def cut(self) -> tuple[int, str | None]:
+        """How many tokens end before the match, and the text from there to the match.
+
+        The text is None where no mark lies before the match.
+        """
+        matcher = self.matcher
+        assert matcher.matched is not None, "nothing was matched"
+        stop = self._num_skipped + matcher.num_read - len(matcher.matched)
+        for num_tokens, start in reversed(self._marks):
+            if start <= stop:
+                return num_tokens, "".join(self._pieces)[start:stop]
+        return 0, None
 
 
 def _check(strings: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ What is decided here, where models differ:
   can hold.
 - `<think>` as an id opens a thought anywhere in the answer, spelled out only before the first text.
 - Other control tokens: `<|...|>` is silent, the rest is text.
+- Stop strings end the content. Thoughts and calls are not searched: a phrase that the model thinks
+  of, or writes into a file, ends nothing. The content ends before the string.
 """
 
 from __future__ import annotations
@@ -37,8 +39,17 @@ from dlite_agent.chat.regions import (
     TurnRegions,
     merge_deltas,
 )
+from dlite_agent.chat.stop_strings import StopStrings
 
-__all__ = ["EndReason", "ParsedTurn", "Region", "StreamParser", "Vocabulary", "merge_deltas"]
+__all__ = [
+    "EndReason",
+    "ParsedTurn",
+    "Region",
+    "StopCut",
+    "StreamParser",
+    "Vocabulary",
+    "merge_deltas",
+]
 
 _MARKERS = (THINK, THINK_END, CALL, CALL_END)
 
@@ -78,6 +89,23 @@ class ParsedTurn:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StopCut:
+    """Where a stop string ended the content.
+
+    Attributes:
+        stop: The string that was found; no part of the content.
+        num_tokens: Tokens of the turn up to the one that completed the string.
+        num_kept: Tokens of the turn that end before the string.
+        rest: Text between those and the string; None where the kept tokens could not be told.
+    """
+
+    stop: str
+    num_tokens: int
+    num_kept: int
+    rest: str | None
+
+
 class StreamParser:
     """Parses one turn.
 
@@ -85,6 +113,7 @@ class StreamParser:
         vocabulary: Bytes and control tokens of the target's vocabulary.
         starts_in: `reasoning` if the rendered prompt ends inside an open thought.
         new_call_id: Makes the id of the next call; the default is random.
+        stops: What ends the content; None for nothing.
     """
 
     def __init__(
@@ -93,6 +122,7 @@ class StreamParser:
         *,
         starts_in: Literal["text", "reasoning"] = "text",
         new_call_id: Callable[[], str] | None = None,
+        stops: StopStrings | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
@@ -101,17 +131,30 @@ class StreamParser:
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # beginning of a spelled-out marker
-        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id)
+        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id, stops=stops)
         self._num_reasoning_tokens = 0
+        self._num_tokens = 0
+        self._mark()
 
     @property
     def region(self) -> Region:
         """Where the stream is now."""
         return self._turn.region
 
+    @property
+    def stop_cut(self) -> StopCut | None:
+        """Where a stop string ended the turn; what is fed afterwards is not read."""
+        stretch = self._turn.stretch
+        if stretch is None or stretch.matcher.matched is None:
+            return None
+        return StopCut(stretch.matcher.matched, self._num_tokens, *stretch.cut())
+
     def feed(self, token_ids: Iterable[int]) -> list[Delta]:
         """Read sampled ids, stop token included if there was one; return what they made certain."""
         for token_id in token_ids:
+            if self._turn.stopped_by is not None:
+                break
+            self._num_tokens += 1
             was_reasoning = self._turn.region == "reasoning"
             control = self._control.get(token_id)
             if control is None:
@@ -122,6 +165,7 @@ class StreamParser:
                     self._turn.marker(control)
             if was_reasoning or self._turn.region == "reasoning":
                 self._num_reasoning_tokens += 1
+            self._mark()
         return self._turn.take()
 
     def finish(self, reason: EndReason) -> ParsedTurn:
@@ -140,6 +184,14 @@ class StreamParser:
             num_reasoning_tokens=self._num_reasoning_tokens,
             notes=tuple(turn.notes),
         )
+
+    def _mark(self) -> None:
+        """Note where a token ended, unless it ended inside a character or a marker."""
+        stretch = self._turn.stretch
+        if stretch is None or self._turn.region != "text" or self._held:
+            return
+        if not self._decoder.getstate()[0]:
+            stretch.mark(self._num_tokens)
 
     def _read(self, text: str) -> None:
         if not self._spelled:
