@@ -63,7 +63,7 @@ class KnownTokens:
         """Remember the keys that a sampled message may come back under.
 
         Args:
-            keys: See `message_keys.turn_keys`.
+            keys: See `message_keys.turn_forms`.
             is_closed: The last sampled token was the turn's closing token.
         """
         for key in keys:

@@ -6,26 +6,37 @@ renamed. The key of a message covers everything before it and leaves out what ch
     key[i] = H(key[i - 1] ‖ role ‖ content ‖ ordinal ‖ calls)
     key[-1] = H(tools ‖ template variables)
 
-- content: of an assistant, stripped at the ends (templates and clients trim it); of everybody else
-  byte for byte, since what a person or a tool said is what the model read.
+- content: of an assistant, without a thought at its start (`chat.inline_thought`) and stripped at
+  the ends (templates and clients trim it); of everybody else byte for byte, since what a person or
+  a tool said is what the model read.
 - calls: name and arguments as canonical JSON: sorted keys, no spaces, string values byte for byte.
   JSON text and the value that it parses to are equal, and so are 1 and 1.0. No ids.
 - ordinal: which of the calls before it a tool message answers; its id only says so.
 - not covered: reasoning, ids, names of speakers.
 
-Whoever generates a turn records its token ids under the key that its message will have when it
-comes back (`turn_keys`); `dlite_agent.chat.replay` finds them again.
+Whoever generates a turn records its token ids under the forms that its message may have when it
+comes back (`turn_forms`); `dlite_agent.chat.replay` finds them again.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
+from typing import NamedTuple
 
+from dlite_agent.chat.inline_thought import thought_apart
 from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec, UnparsedToolCall
 
-__all__ = ["canonical_arguments", "chain_keys", "reasoning_digest", "seed_key", "turn_keys"]
+__all__ = [
+    "TurnForm",
+    "canonical_arguments",
+    "chain_keys",
+    "reasoning_digest",
+    "seed_key",
+    "turn_forms",
+]
 
 _KEY_BYTES = 16
 # They shape a turn's generation prompt only, which is part of its record, never the history before.
@@ -62,24 +73,44 @@ def chain_keys(messages: Sequence[Message], seed: bytes) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
-def turn_keys(
+class TurnForm(NamedTuple):
+    """A form in which a generated message may come back.
+
+    Attributes:
+        key: Chained key of the message.
+        reasoning_digest: `reasoning_digest` of its thought.
+    """
+
+    key: bytes
+    reasoning_digest: bytes
+
+
+def turn_forms(
     previous: bytes, message: Message, unparsed: Sequence[UnparsedToolCall] = ()
-) -> tuple[bytes, ...]:
-    """Keys under which a generated message may come back; record the turn under each.
+) -> tuple[TurnForm, ...]:
+    """Forms in which a generated message may come back; record the turn under each.
 
     A client that got a call region which is no call either drops it or replays it as a call with
-    raw arguments behind the others, so there are two keys then.
+    raw arguments behind the others. A client that drops the thought of an answer whose text spells
+    one out seems to send that one.
 
     Args:
         previous: `ReplayPlan.key` of the request that was answered.
         message: The answer.
         unparsed: Its call regions that are no call, in order.
     """
-    keys = [_message_key(previous, message, message.tool_calls, -1)]
+    kept, dropped = map(thought_apart, (message, replace(message, reasoning=None)))
+    messages = [kept] if dropped == replace(kept, reasoning=None) else [kept, dropped]
+    calls = [message.tool_calls]
     if unparsed:
         raw = tuple(ToolCall(region.name or "", region.text) for region in unparsed)
-        keys.append(_message_key(previous, message, (*message.tool_calls, *raw), -1))
-    return tuple(keys)
+        calls.append((*message.tool_calls, *raw))
+    forms = (
+        TurnForm(_message_key(previous, m, c, -1), reasoning_digest(m.reasoning))
+        for m in messages
+        for c in calls
+    )
+    return tuple(dict.fromkeys(forms))
 
 
 def reasoning_digest(reasoning: str | None) -> bytes:
@@ -133,7 +164,9 @@ def _chain(previous: bytes, *fields: bytes) -> bytes:
 def _message_key(
     previous: bytes, message: Message, calls: Sequence[ToolCall], ordinal: int
 ) -> bytes:
-    content = message.content.strip() if message.role == "assistant" else message.content
+    content = message.content
+    if message.role == "assistant":
+        content = thought_apart(message).content.strip()
     fields = [_utf8(message.role), _utf8(content), b"%d" % ordinal]
     for call in calls:
         fields += [_utf8(call.name), canonical_arguments(call.arguments)]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NoReturn, cast
 
+from dlite_agent.chat.inline_thought import thought_apart
 from dlite_agent.chat.messages import (
     JSON,
     MAX_DEPTH,
@@ -42,7 +43,6 @@ _ROLES: dict[str, Role] = {
 _TEXT_KEYS = ("text", "refusal", "content")
 _THOUGHT_TYPES = ("thinking", "reasoning", "redacted_thinking")
 _MEDIA = ("image", "audio", "video", "file", "document")
-_THINK_START, _THINK_END = "<think>", "</think>"
 
 
 def messages_from_openai(messages: Sequence[Mapping[str, object]]) -> tuple[Message, ...]:
@@ -199,9 +199,8 @@ def _message(message: Mapping[str, object], where: str) -> Message:
     if role != "assistant":
         return parsed
     sent = message.get("reasoning_content") or message.get("reasoning")
-    inline, content = _split_thought(content)
-    reasoning = sent if isinstance(sent, str) else thought or inline or None
-    return replace(parsed, content=content, reasoning=reasoning, tool_calls=_calls(message))
+    reasoning = sent if isinstance(sent, str) else thought or None
+    return thought_apart(replace(parsed, reasoning=reasoning, tool_calls=_calls(message)))
 
 
 def _content(content: object, where: str, role: Role) -> tuple[str, str]:
@@ -228,15 +227,6 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _split_thought(content: str) -> tuple[str, str]:
-    """Take a thought off the start of the content; one that was cut off is all thought."""
-    opened, separator, rest = content.partition(_THINK_START)
-    if opened.strip() or not separator:
-        return "", content
-    thought, _, answer = rest.partition(_THINK_END)
-    return thought.strip("\n"), answer.lstrip("\n")
 
 
 def _calls(message: Mapping[str, object]) -> tuple[ToolCall, ...]:

@@ -7,8 +7,8 @@ present and different wins over ours. Anything else is an edit and is rendered a
 
     plan = plan_replay(messages, seed_key(tools, kwargs), journal, handles=handles, mode="auto")
     ...  # render with plan.splices, generate an answer
-    for key in turn_keys(plan.key, answer, unparsed):
-        journal.record(key, JournalRecord(ids, reasoning_digest(answer.reasoning), session_id))
+    for form in turn_forms(plan.key, answer, unparsed):
+        journal.record(form.key, JournalRecord(ids, form.reasoning_digest, session_id))
     handles.remember(call_ids, plan.handle(answer, session_id, unparsed))
 """
 
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from dlite_agent.chat.message_keys import chain_keys, reasoning_digest, turn_keys
+from dlite_agent.chat.inline_thought import thought_apart
+from dlite_agent.chat.message_keys import TurnForm, chain_keys, reasoning_digest, turn_forms
 from dlite_agent.chat.messages import Message, UnparsedToolCall
 from dlite_agent.config import HistoryMode
 
@@ -78,15 +79,13 @@ class TurnHandle:
 
     Attributes:
         session_id: The session that generated the call.
-        keys: Chained keys that the turn's message may have.
+        forms: Forms that the turn's message may have.
         previous_key: Chained key of the message before it.
-        reasoning_digest: Digest of the turn's thought.
     """
 
     session_id: str
-    keys: tuple[bytes, ...]
+    forms: tuple[TurnForm, ...]
     previous_key: bytes
-    reasoning_digest: bytes = b""
 
 
 class TurnHandles:
@@ -148,7 +147,7 @@ class ReplayPlan:
     """What a request's history is made of.
 
     Attributes:
-        key: Chained key of the whole request, which the answer's `turn_keys` continue.
+        key: Chained key of the whole request, which the answer's `turn_forms` continue.
         turns: One entry for each assistant message, in order.
         owner_session_id: The session that generated the newest tool-call id of the request that we
             know: the request continues it. A suggestion where to look; tokens decide.
@@ -173,8 +172,7 @@ class ReplayPlan:
         self, answer: Message, session_id: str, unparsed: Sequence[UnparsedToolCall] = ()
     ) -> TurnHandle:
         """What the answer's tool-call ids stand for."""
-        keys = turn_keys(self.key, answer, unparsed)
-        return TurnHandle(session_id, keys, self.key, reasoning_digest(answer.reasoning))
+        return TurnHandle(session_id, turn_forms(self.key, answer, unparsed), self.key)
 
 
 def plan_replay(
@@ -215,14 +213,14 @@ def plan_replay(
             continue
         handle = _handle_of(message, handles)
         records = index.find(keys[i + 1])
-        record = _pick(records, message, handle, session_id)
+        digest = reasoning_digest(thought_apart(message).reasoning)
+        record = _pick(records, digest, handle, session_id)
         if record is None:
             reason = _why_rendered(bool(records), handle, keys[i], keys[i + 1])
             turns.append(TurnReplay(i, None, reason))
             continue
         session_id = record.session_id
-        is_absent = not reasoning_digest(message.reasoning)
-        reason = "reasoning_absent" if is_absent else "reasoning_equal"
+        reason = "reasoning_equal" if digest else "reasoning_absent"
         turns.append(TurnReplay(i, tuple(record.token_ids), reason))
     return ReplayPlan(
         key=keys[-1],
@@ -265,17 +263,16 @@ def _owner(messages: Sequence[Message], handles: TurnHandles) -> str | None:
 
 def _pick(
     records: Sequence[ReplayRecord],
-    message: Message,
+    digest: bytes,
     handle: TurnHandle | None,
     session_id: str | None,
 ) -> ReplayRecord | None:
     """The record to splice; None when there is none or the client's reasoning is none of ours."""
-    digest = reasoning_digest(message.reasoning)
     if digest:
         records = [record for record in records if record.reasoning_digest == digest]
     elif handle is not None:
-        thought = handle.reasoning_digest
-        records = [r for r in records if r.reasoning_digest == thought] or records
+        thoughts = {form.reasoning_digest for form in handle.forms}
+        records = [r for r in records if r.reasoning_digest in thoughts] or records
     of_session = (record for record in records if record.session_id == session_id)
     return next(of_session, next(iter(records), None))
 
@@ -285,6 +282,6 @@ def _why_rendered(
 ) -> ReplayReason:
     if is_known:
         return "reasoning_differs"
-    if handle is None or key in handle.keys:
+    if handle is None or any(form.key == key for form in handle.forms):
         return "unknown"
     return "edited_turn" if handle.previous_key == previous else "edited_history"

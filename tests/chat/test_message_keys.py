@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from dlite_agent.chat.message_keys import (
     chain_keys,
     reasoning_digest,
     seed_key,
-    turn_keys,
+    turn_forms,
 )
 from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec, UnparsedToolCall
 
@@ -166,9 +167,22 @@ def test_seed_ignores_variables_of_the_generation_prompt() -> None:
     assert seed_key((), {"enable_thinking": False}) == SEED
 
 
+def turn_keys(*arguments: Any) -> tuple[bytes, ...]:
+    return tuple(form.key for form in turn_forms(*arguments))
+
+
 def test_key_of_an_answer_is_the_one_that_it_has_when_it_comes_back() -> None:
     previous = chain_keys(HISTORY[:2], SEED)[-1]
     assert turn_keys(previous, HISTORY[2]) == (chain_keys(HISTORY[:3], SEED)[-1],)
+
+
+def test_answer_that_spells_a_thought_out_may_come_back_as_that_thought() -> None:
+    answer = Message("assistant", "<think>say</think>\n\nYes.", reasoning="hm")
+    kept, dropped = turn_forms(SEED, answer)
+    assert kept == (*chain_keys((answer,), SEED), reasoning_digest("hm"))
+    moved = Message("assistant", "Yes.", reasoning="say")
+    assert dropped == (*chain_keys((moved,), SEED), reasoning_digest("say"))
+    assert turn_forms(SEED, replace(answer, reasoning=None)) == (dropped,)
 
 
 def test_answer_with_a_broken_call_has_a_key_without_and_one_with_it() -> None:

@@ -112,7 +112,14 @@ def test_names_and_ids_are_kept_and_nulls_are_none() -> None:
         ({"content": "<think>cut o"}, "cut o", ""),
         ({"content": "a <think>r</think>"}, None, "a <think>r</think>"),
         ({"content": "r</think>a"}, None, "r</think>a"),
-        ({"content": "<think>r</think>a", "reasoning_content": "other"}, "other", "a"),
+        ({"content": "<think>r</think>a", "reasoning_content": "r"}, "r", "a"),
+        ({"content": "<think>r</think>a", "reasoning_content": " "}, "r", "a"),
+        (
+            {"content": "<think>r</think>a", "reasoning_content": "other"},
+            "other",
+            "<think>r</think>a",
+        ),
+        ({"content": "<think> </think><think>r</think><think>r</think>a"}, "r", "a"),
         (
             {"content": [{"type": "thinking", "thinking": "r"}, {"type": "text", "text": "a"}]},
             "r",

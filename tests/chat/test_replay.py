@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlite_agent.chat.message_keys import chain_keys, reasoning_digest, seed_key, turn_keys
+from dlite_agent.chat.message_keys import chain_keys, seed_key, turn_forms
 from dlite_agent.chat.messages import Message, ToolCall, UnparsedToolCall
 from dlite_agent.chat.replay import ReplayPlan, TurnHandle, TurnHandles, plan_replay
 from dlite_agent.sessions.journal import Journal, JournalRecord
@@ -49,9 +49,9 @@ class Agent:
         message = Message("assistant", content, reasoning=thought, tool_calls=calls)
         base = 1000 * (sum(map(ord, self.name)) + 1) + 10 * number
         self.sampled[number] = (base, base + 1, base + 2)
-        record = JournalRecord(self.sampled[number], reasoning_digest(thought), self.name)
-        for key in turn_keys(plan.key, message):
-            self.journal.record(key, record)
+        for form in turn_forms(plan.key, message):
+            record = JournalRecord(self.sampled[number], form.reasoning_digest, self.name)
+            self.journal.record(form.key, record)
         ids = [call.id or "" for call in calls]
         self.handles.remember(ids, plan.handle(message, self.name))
         self.messages.append(message)
@@ -275,8 +275,8 @@ def test_broken_call_that_the_client_echoes_is_spliced() -> None:
     broken = UnparsedToolCall('{"name": "ls"', "unexpected end", "id-1", name="ls")
     question, answer = Message("user", "Look."), Message("assistant")
     plan = plan_replay((question,), SEED, journal)
-    for key in turn_keys(plan.key, answer, (broken,)):
-        journal.record(key, JournalRecord([5, 6]))
+    for form in turn_forms(plan.key, answer, (broken,)):
+        journal.record(form.key, JournalRecord([5, 6]))
     handles = TurnHandles()
     handles.remember([broken.id], plan.handle(answer, "s", (broken,)))
     echoed = replace(answer, tool_calls=(ToolCall("ls", broken.text, id=broken.id),))
