@@ -24,7 +24,8 @@ class ChatRequest:
         session_hint: Where to look first (a thread id, a prompt cache key). Never proof.
         template_kwargs: Extra variables of the chat template, e.g. `{"enable_thinking": False}`.
         history: Overrides the engine's mode for this call; None keeps it.
-        stop: Stop strings; a non-empty tuple is refused until the engine supports them.
+        stop: Strings that end the content; no part of it. Thoughts and calls are not searched.
+        num_choices: How many independent answers, from `sampling.choice_index` on.
     """
 
     messages: tuple[Message, ...]
@@ -34,6 +35,7 @@ class ChatRequest:
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     history: HistoryMode | None = None
     stop: tuple[str, ...] = ()
+    num_choices: int = 1
 
 
 class ChatBackend(Protocol):
@@ -53,11 +55,19 @@ class ChatBackend(Protocol):
         ...
 
     def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
-        """Run a turn, a chunk a round; the last chunk carries the whole answer and its stats."""
+        """Run a turn, a chunk a round; the last chunk carries the whole answer and its stats.
+
+        With several choices, their chunks come as they are ready, each with its `choice_index`, and
+        each choice has a last chunk.
+        """
         ...
 
     def generate(self, request: ChatRequest) -> Generation:
-        """Run a turn to its end."""
+        """Run a turn to its end; of several choices, return the first."""
+        ...
+
+    def generate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Run a turn to its end; all choices, in order."""
         ...
 
     def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
@@ -66,6 +76,10 @@ class ChatBackend(Protocol):
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """`generate` for asyncio; never blocks the loop."""
+        ...
+
+    async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
+        """`generate_choices` for asyncio; never blocks the loop."""
         ...
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:

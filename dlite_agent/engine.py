@@ -12,11 +12,14 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Self
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.choices import answers_in_order, split_choices
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation, GenerationChunk
@@ -135,26 +138,33 @@ class Engine:
     def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
         """Run one turn; the last chunk has the finish reason, the stats and the whole answer.
 
-        Nothing is submitted before the first `next`.
+        Nothing is submitted before the first `next`. Several choices are as many turns, which share
+        the prompt's KV; each ends with a last chunk of its own.
 
         Raises:
             DLiteError: See `docs/reference/errors.md`; raised by `next`.
         """
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        cancel = self._submit(request, events.put)
+        events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+        choices = split_choices(request)
+        cancel = self._submit_choices(choices, lambda *event: events.put(event))
+        num_running = len(choices)
         try:
-            while not isinstance(event := events.get(), Finished):
-                yield _chunk(event)
+            while num_running:
+                choice_index, event = events.get()
+                if isinstance(event, Finished):
+                    num_running -= 1
+                else:
+                    yield _chunk(event, choice_index)
         finally:
             cancel()
 
     def generate(self, request: ChatRequest) -> Generation:
-        """Run one turn and return its end."""
-        generation = None
-        for chunk in self.stream(request):
-            generation = chunk.generation
-        assert generation is not None, "a turn that was not cancelled ends with its answer"
-        return generation
+        """Run one turn and return its end; of several choices, the first."""
+        return self.generate_choices(request)[0]
+
+    def generate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Run one turn a choice and return their ends, in order."""
+        return answers_in_order(self.stream(request))
 
     async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
         """`stream` for asyncio; the event loop never waits for the model, not even while it loads.
@@ -163,22 +173,32 @@ class Engine:
         interpreter lock for up to a second at a time; with `isolation="process"` it does not.
         """
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[Event] = asyncio.Queue()
+        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        choices = split_choices(request)
+
         # A loop that is closed meanwhile raises in the worker, which takes the turn for cancelled.
-        cancel = self._submit(request, lambda event: _call_soon(loop, events, event))
+        def put(choice_index: int, event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, (choice_index, event))
+
+        cancel = self._submit_choices(choices, put)
+        num_running = len(choices)
         try:
-            while not isinstance(event := await events.get(), Finished):
-                yield _chunk(event)
+            while num_running:
+                choice_index, event = await events.get()
+                if isinstance(event, Finished):
+                    num_running -= 1
+                else:
+                    yield _chunk(event, choice_index)
         finally:
             cancel()
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """`generate` for asyncio."""
-        generation = None
-        async for chunk in self.astream(request):
-            generation = chunk.generation
-        assert generation is not None, "a turn that was not cancelled ends with its answer"
-        return generation
+        return (await self.agenerate_choices(request))[0]
+
+    async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
+        """`generate_choices` for asyncio."""
+        return answers_in_order([chunk async for chunk in self.astream(request)])
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Exact length of these messages as they would be rendered, without a generation prompt."""
@@ -203,6 +223,24 @@ class Engine:
     def _submit(self, task: Task, sink: Sink) -> Callable[[], None]:
         self._check_process()
         return self._host.submit(task, sink)
+
+    def _submit_choices(
+        self, choices: Sequence[ChatRequest], sink: Callable[[int, Event], None]
+    ) -> Callable[[], None]:
+        """Submit all or none; the sink gets each event with its choice's number."""
+        cancels: list[Callable[[], None]] = []
+
+        def cancel_all() -> None:
+            for cancel in cancels:
+                cancel()
+
+        try:
+            for index, choice in enumerate(choices):
+                cancels.append(self._submit(choice, partial(sink, index)))
+        except BaseException:
+            cancel_all()
+            raise
+        return cancel_all
 
     def _ask(self, task: Task) -> Event:
         """Run a quick task and return its answer."""
@@ -253,15 +291,11 @@ def _close_host(host: Host) -> None:
     host.close()
 
 
-def _chunk(event: Event) -> GenerationChunk:
+def _chunk(event: Event, choice_index: int) -> GenerationChunk:
     if isinstance(event, Failure):
         raise event.error
     assert isinstance(event, GenerationChunk)
-    return event
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, events: asyncio.Queue[Event], event: Event) -> None:
-    loop.call_soon_threadsafe(events.put_nowait, event)
+    return replace(event, choice_index=choice_index) if choice_index else event
 
 
 _shared: dict[EngineConfig, Engine] = {}

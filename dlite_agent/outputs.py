@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dlite_agent.chat.logprobs import TokenLogprob
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
 
 __all__ = [
@@ -38,10 +39,12 @@ class TurnStats:
         rounds: Decode rounds (target forwards after the prefill).
         drafted_tokens: Tokens that drafters proposed.
         accepted_tokens: Proposed tokens that the target confirmed.
-        queue_s: Waiting for the worker.
+        batch_size: Turns that shared a forward with this one, itself included, on average.
+        queue_s: Waiting for a place in the batch, for memory, or for a prefix that another turn was
+            computing.
         render_s: Messages to token ids.
         prefill_s: Sync, until the first token's logits.
-        decode_s: All rounds.
+        decode_s: All rounds, with what other turns had in their forwards.
         ttft_s: From the request to the first sampled token.
         total_s: From the request to the end.
         replayed: For each assistant message of the prompt: spliced as generated, or rendered.
@@ -49,7 +52,9 @@ class TurnStats:
             or None.
         prompt_hash: blake2b-128 of the prompt's ids, hex: what "lossless" is relative to.
         seed: The seed in use.
-        sampling: The resolved sampling parameters (temperature, top_k, top_p, max_tokens).
+        sampling: The resolved sampling parameters: temperature, top_k, top_p, max_tokens, and those
+            others that do something.
+        is_thought_cut: The thinking budget was spent, and a thought was closed for the model.
         drafter: Which drafter ran.
         notes: Oddities that the caller may want to know, once each, for a person.
     """
@@ -66,6 +71,7 @@ class TurnStats:
     rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    batch_size: float = 1.0
     queue_s: float = 0.0
     render_s: float = 0.0
     prefill_s: float = 0.0
@@ -77,6 +83,7 @@ class TurnStats:
     prompt_hash: str = ""
     seed: int = 0
     sampling: dict[str, float | int] = field(default_factory=dict)
+    is_thought_cut: bool = False
     drafter: str = "null"
     notes: tuple[str, ...] = ()
 
@@ -123,6 +130,8 @@ class GenerationChunk:
         finish_reason: Set on the last chunk only.
         stats: Set on the last chunk only.
         generation: The whole answer, set on the last chunk only.
+        choice_index: Which of the request's choices, from 0.
+        logprobs: Of each id, where they were asked for.
     """
 
     deltas: tuple[Delta, ...] = ()
@@ -130,6 +139,8 @@ class GenerationChunk:
     finish_reason: FinishReason | None = None
     stats: TurnStats | None = None
     generation: Generation | None = None
+    choice_index: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +151,12 @@ class Generation:
         message: The assistant's message, calls parsed.
         finish_reason: `length` wins over `tool_calls`.
         stats: Figures of the turn.
-        token_ids: All sampled ids, the stop token included.
+        token_ids: All sampled ids, the stop token included; with a stop string, up to the token
+            that completed it.
         prompt_token_ids: The prompt's ids, as the target saw them: what "lossless" is relative to.
         unparsed: Call regions that are no call, in order.
+        matched_stop: The stop string that ended the content, or None.
+        logprobs: Of each id in `token_ids`, where they were asked for.
     """
 
     message: Message
@@ -151,3 +165,5 @@ class Generation:
     token_ids: tuple[int, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
     unparsed: tuple[UnparsedToolCall, ...] = ()
+    matched_stop: str | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

@@ -19,6 +19,7 @@ __all__ = [
     "template_message",
     "template_messages",
     "template_tools",
+    "thought_closing",
 ]
 
 _THINK_START, _THINK_END = "<think>", "</think>"
@@ -166,6 +167,20 @@ def probe_template(tokenizer: Tokenizer) -> TemplateTraits:
         single_system=_try_render(tokenizer, [*two_systems, Message("user", "d")]) is None
         and _try_render(tokenizer, [*two_systems[:2]]) is not None,
     )
+
+
+def thought_closing(tokenizer: Tokenizer) -> tuple[int, ...] | None:
+    """Ids with which an answer's thought ends: `</think>` and the line breaks behind it.
+
+    None where the vocabulary has no such token. Renders a small conversation.
+    """
+    if _THINK_END not in tokenizer.control_tokens:
+        return None
+    turn = [Message("user", "a"), Message("assistant", _PROBE, reasoning="b")]
+    _, _, rest = (_try_render(tokenizer, turn) or "").partition(_THINK_END)
+    gap, found, _ = rest.partition(_PROBE)
+    closing = _THINK_END + (gap if found and not gap.strip() else "")
+    return tuple(tokenizer.encode_template(closing))
 
 
 def _seems_to_think(message: Message) -> bool:

@@ -8,10 +8,13 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator
 from contextlib import aclosing, closing
+from dataclasses import replace
 
 from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.logprobs import TokenLogprob
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.openai_format import message_to_openai
+from dlite_agent.chat.stop_strings import StopStrings
 from dlite_agent.chat.stream_parser import EndReason, StreamParser
 from dlite_agent.errors import RequestError
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
@@ -65,40 +68,46 @@ class ScriptedEngine:
         self._prompts: list[str] = []
 
     def stream(self, request: ChatRequest) -> Generator[GenerationChunk, None, None]:
-        """Play the next turn."""
-        is_finished = False
-        try:
-            for chunk in self._play(request):
-                time.sleep(self._round_s)
-                is_finished = chunk.generation is not None
-                yield chunk
-        finally:
-            self._count_end(is_finished)
+        """Play the next turn; of several choices, one turn each, one after the other."""
+        for index in range(request.num_choices):
+            is_finished = False
+            try:
+                for chunk in self._play(request):
+                    time.sleep(self._round_s)
+                    is_finished = chunk.generation is not None
+                    yield replace(chunk, choice_index=index)
+            finally:
+                self._count_end(is_finished)
 
     async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
-        """Play the next turn; the event loop runs between rounds."""
-        is_finished = False
-        try:
-            for chunk in self._play(request):
-                await asyncio.sleep(self._round_s)
-                is_finished = chunk.generation is not None
-                yield chunk
-        finally:
-            self._count_end(is_finished)
+        """`stream` for asyncio; the event loop runs between rounds."""
+        for index in range(request.num_choices):
+            is_finished = False
+            try:
+                for chunk in self._play(request):
+                    await asyncio.sleep(self._round_s)
+                    is_finished = chunk.generation is not None
+                    yield replace(chunk, choice_index=index)
+            finally:
+                self._count_end(is_finished)
 
     def generate(self, request: ChatRequest) -> Generation:
         """Play the next turn to its end."""
+        return self.generate_choices(request)[0]
+
+    def generate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Play as many turns as there are choices."""
         with closing(self.stream(request)) as chunks:
-            return next(chunk.generation for chunk in chunks if chunk.generation is not None)
+            return [chunk.generation for chunk in chunks if chunk.generation is not None]
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """Play the next turn to its end."""
-        generation = None
+        return (await self.agenerate_choices(request))[0]
+
+    async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Play as many turns as there are choices."""
         async with aclosing(self.astream(request)) as chunks:
-            async for chunk in chunks:
-                generation = chunk.generation
-        assert generation is not None, "a turn that was not cancelled ends with its answer"
-        return generation
+            return [chunk.generation async for chunk in chunks if chunk.generation is not None]
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Length of the prompt in bytes."""
@@ -123,11 +132,25 @@ class ScriptedEngine:
         if limit is not None and limit < len(ids):
             ids, reason = ids[:limit], "length"
         parser = StreamParser(
-            self._tokenizer, new_call_id=lambda: f"call_{next(self._call_numbers)}"
+            self._tokenizer,
+            new_call_id=lambda: f"call_{next(self._call_numbers)}",
+            stops=StopStrings(request.stop) if request.stop else None,
         )
+        wants_logprobs = request.sampling.logprobs
+        cut = None
+        num_rounds = 0
         for start in range(0, len(ids), self._tokens_per_round):
-            round_ids = tuple(ids[start : start + self._tokens_per_round])
-            yield GenerationChunk(tuple(parser.feed(round_ids)), round_ids)
+            round_ids = ids[start : start + self._tokens_per_round]
+            num_rounds += 1
+            deltas = tuple(parser.feed(round_ids))
+            cut = parser.stop_cut
+            if cut is not None:
+                ids, reason = ids[: cut.num_tokens], "stop"
+                round_ids = ids[start:]
+            logprobs = self._logprobs(round_ids) if wants_logprobs else ()
+            yield GenerationChunk(deltas, tuple(round_ids), logprobs=logprobs)
+            if cut is not None:
+                break
         parsed = parser.finish(reason)
         stats = TurnStats(
             session_id=request.session_hint or "scripted",
@@ -137,7 +160,7 @@ class ScriptedEngine:
             prefilled_tokens=stats.prompt_tokens - stats.cached_tokens,
             completion_tokens=len(ids),
             reasoning_tokens=parsed.num_reasoning_tokens,
-            rounds=-(-len(ids) // self._tokens_per_round),
+            rounds=num_rounds,
         )
         generation = Generation(
             message=parsed.message,
@@ -145,6 +168,8 @@ class ScriptedEngine:
             stats=stats,
             token_ids=tuple(ids),
             unparsed=parsed.unparsed,
+            matched_stop=cut.stop if cut is not None else None,
+            logprobs=self._logprobs(ids) if wants_logprobs else (),
         )
         yield GenerationChunk(
             deltas=parsed.deltas,
@@ -152,6 +177,11 @@ class ScriptedEngine:
             stats=stats,
             generation=generation,
         )
+
+    def _logprobs(self, token_ids: list[int]) -> tuple[TokenLogprob, ...]:
+        """A script is certain of what it says."""
+        raw = self._tokenizer.token_bytes
+        return tuple(TokenLogprob(token_id, raw(token_id), 0.0) for token_id in token_ids)
 
     def _begin(self, request: ChatRequest) -> tuple[str, TurnStats]:
         """Take the next turn of the script, and count what the prompt shares with earlier ones."""
