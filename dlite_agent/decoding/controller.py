@@ -1,0 +1,307 @@
+"""Which source drafts, and how much: expected accepted tokens over measured cost, or nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dlite_agent.decoding.draft_length import best_length
+from dlite_agent.decoding.load import Load
+from dlite_agent.decoding.source import AskedSource, Candidate, Occasion, Prices, Source
+from dlite_agent.decoding.track_record import NO_CELL, TrackRecord
+from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
+from dlite_agent.errors import ConfigurationError
+from dlite_agent.models.cost_table import MAX_ROWS, CostTable
+from dlite_agent.models.target import TargetHidden
+from dlite_agent.sampling import KeyedNoise
+
+__all__ = ["Controller", "ControllerState", "Source"]
+
+_NOTHING = DraftBlock()
+_MAX_UNREAD = 256
+_SHARE_STEP = 0.05
+_EXPLORE_EVERY = 32
+_MIN_REACHED = 0.3
+"""Chance of a whole block to be right, below which nobody is asked to extend it."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """A source's part of a session."""
+
+    drafts: DraftState | None
+    record: TrackRecord = field(default_factory=TrackRecord)
+
+
+@dataclass(slots=True)
+class ControllerState:
+    """What the controller remembers of a session.
+
+    Ids reach the sources late, many at a time: one that is not asked costs next to nothing.
+    """
+
+    parts: list[_Part]
+    length: int
+    unread: list[int] = field(default_factory=list)
+    drafted: tuple[int, ...] = ()
+    round_number: int = 0
+    wakes_at: int = 0
+    is_verifying: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the sources' states, of ids and of counts."""
+        drafts = [part.drafts for part in self.parts]
+        counts = sum(part.record.counts.nbytes for part in self.parts)
+        held = sum(state.nbytes for state in drafts if state is not None)
+        return held + counts + 8 * len(self.unread)
+
+
+class Controller:
+    """A drafter that is made of others; see `docs/concepts/drafting.md`.
+
+    Every round it asks the sources that are worth asking, estimates for each proposed token how
+    probable it is to be right (from how often such evidence was right in this session, and in all),
+    and drafts the block and length that bring the most expected tokens a second, by the cost table
+    and with the rows of the other turns in the forward. Where nothing beats plain decoding it
+    drafts nothing, and the round costs what a plain one does. `TrackRecord` bounds the loss.
+
+    Stateless itself but for what all sessions have in common: acceptance counts, and host time and
+    gain of each source. Used by one thread at a time.
+
+    Args:
+        sources: The cheapest to ask first.
+        costs: Of the target's forwards.
+        load: The other turns of the forward; None for a turn that is always alone.
+        clock: Seconds, to learn what asking a source costs; None assumes it, so that nothing that
+            is measured decides (`reproducible=True`).
+        name: As the drafter is called in statistics.
+
+    Raises:
+        ConfigurationError: There is no source.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        costs: CostTable,
+        *,
+        load: Load | None = None,
+        clock: Callable[[], float] | None = time.perf_counter,
+        name: str = "auto",
+    ) -> None:
+        if not sources:
+            raise ConfigurationError("a controller needs at least one source; use drafter='null'")
+        self.name = name
+        self.costs = costs
+        self.load = load if load is not None else Load()
+        self._sources = [AskedSource(source, clock) for source in sources]
+        self._accepted_share = 0.5
+
+    @property
+    def requires(self) -> Requires:
+        """The taps of all sources together."""
+        needed = [asked.source.drafter.requires for asked in self._sources]
+        layer_ids = sorted({layer for needs in needed for layer in needs.layer_ids})
+        positions = {needs.positions for needs in needed}
+        if "all" in positions:
+            return Requires(tuple(layer_ids), "all")
+        return Requires(tuple(layer_ids), "last" if "last" in positions else "none")
+
+    def start(self, token_ids: list[int]) -> ControllerState:
+        """Start every source; nothing is known of the session."""
+        parts = [_Part(asked.source.drafter.start(token_ids)) for asked in self._sources]
+        return ControllerState(parts, len(token_ids))
+
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        """The block that pays best, or nothing."""
+        own = _own(state)
+        own.round_number += 1
+        own.is_verifying = True
+        if own.round_number < own.wakes_at or budget < 1:
+            return _NOTHING
+        occasion = Occasion(pending, hidden, position, noise, min(budget, MAX_ROWS - 1))
+        prices = self._prices(occasion)
+        number, best = self._best(own, occasion, prices)
+        own.wakes_at = min(part.record.wakes_at for part in own.parts)
+        if best is None or not self._stake(own.parts[number].record, best, prices):
+            return _NOTHING
+        block = DraftBlock(
+            best.token_ids[: best.length],
+            best.confidence[: best.length],
+            self._sources[number].source.drafter.name,
+        )
+        is_whole = best.length == len(best.token_ids) < occasion.budget
+        if is_whole and len(own.parts) > 1 and math.prod(best.chances) >= _MIN_REACHED:
+            block = self._extended(own, number, (block, best.chances), occasion, prices)
+        own.drafted = block.token_ids
+        return block
+
+    def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
+        """Append ids; those that follow a proposal say how good it was."""
+        own = _own(state)
+        own.length += len(token_ids)
+        own.unread.extend(token_ids)
+        for part, asked in zip(own.parts, self._sources, strict=True):
+            if own.is_verifying:
+                part.record.see(token_ids, asked.counts)
+            else:
+                part.record.forget()
+        if own.drafted:
+            self._note_share(own.drafted, token_ids)
+            own.drafted = ()
+        own.is_verifying = False
+        if len(own.unread) >= _MAX_UNREAD:
+            self._read(own)
+
+    def truncate_to(self, state: DraftState | None, length: int) -> None:
+        """Forget ids from `length` on; what was learnt stays."""
+        own = _own(state)
+        if length >= own.length:
+            return
+        num_read = own.length - len(own.unread)
+        del own.unread[max(0, length - num_read) :]
+        for part, asked in zip(own.parts, self._sources, strict=True):
+            if length < num_read:
+                asked.source.drafter.truncate_to(part.drafts, length)
+            part.record.forget()
+        own.length = length
+
+    def fork(self, state: DraftState | None) -> ControllerState:
+        """An independent copy, with what was learnt."""
+        own = _own(state)
+        parts = [
+            _Part(asked.source.drafter.fork(part.drafts), part.record.copy())
+            for part, asked in zip(own.parts, self._sources, strict=True)
+        ]
+        return replace(own, parts=parts, unread=own.unread.copy())
+
+    def _read(self, own: ControllerState) -> None:
+        """Give the sources the ids that they have not seen."""
+        if own.unread:
+            for part, asked in zip(own.parts, self._sources, strict=True):
+                asked.source.drafter.commit(part.drafts, own.unread)
+            own.unread = []
+
+    def _prices(self, occasion: Occasion) -> Prices:
+        load = self.load
+        num_turns = 1 + load.turns
+        costs_s = self.costs.curve(
+            1 + load.rows, occasion.budget, context=occasion.position, turns=num_turns
+        )
+        num_certain = num_turns + load.drafted * self._accepted_share
+        return Prices(costs_s, num_certain, costs_s[0] / num_turns)
+
+    def _best(
+        self, own: ControllerState, occasion: Occasion, prices: Prices
+    ) -> tuple[int, Candidate | None]:
+        """Ask whoever is worth asking; the candidate that gains most, and whose it is."""
+        best_number, best = 0, None
+        for number, (part, asked) in enumerate(zip(own.parts, self._sources, strict=True)):
+            if own.round_number < part.record.wakes_at:
+                continue
+            usual_s = asked.usual_gain_s - asked.asking_s
+            is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
+            if best is not None and usual_s <= best.gain_s and not is_time_to_look:
+                continue
+            if not part.record.settle(own.round_number, prices.plain_s, asked.asking_s):
+                continue
+            self._read(own)
+            found = asked.candidate(part.drafts, part.record, occasion, prices)
+            if found is not None and (best is None or found.gain_s > best.gain_s):
+                best_number, best = number, found
+        return best_number, best
+
+    def _stake(self, record: TrackRecord, best: Candidate, prices: Prices) -> bool:
+        """Pay for the candidate's rows, for fewer if need be; False where nothing is drafted."""
+        costs_s = prices.costs_s
+        affordable = record.affordable(costs_s[: best.length + 1])
+        if affordable < best.length:
+            best.length, _ = best_length(best.chances[:affordable], costs_s, prices.num_certain)
+        if best.length:
+            record.stake(best.length, costs_s[best.length] - costs_s[0])
+        return best.length > 0
+
+    def _extended(
+        self,
+        own: ControllerState,
+        number: int,
+        first: tuple[DraftBlock, list[float]],
+        occasion: Occasion,
+        prices: Prices,
+    ) -> DraftBlock:
+        """A block with what another source would draft, had the whole block been accepted."""
+        block, chances = first
+        for other, (part, asked) in enumerate(zip(own.parts, self._sources, strict=True)):
+            drafter = asked.source.drafter
+            if other == number or drafter.requires.layer_ids:
+                continue  # the taps of the block's last token are not there yet
+            if not part.record.settle(own.round_number, prices.plain_s, asked.asking_s):
+                continue
+            self._read(own)
+            drafter.commit(part.drafts, list(block.token_ids))
+            found = asked.ask(part.drafts, part.record, _behind(occasion, block))
+            drafter.truncate_to(part.drafts, own.length)
+            if found is not None:
+                return self._joined(part.record, drafter.name, (block, chances), found, prices)
+        return block
+
+    def _joined(
+        self,
+        record: TrackRecord,
+        name: str,
+        first: tuple[DraftBlock, list[float]],
+        more: Candidate,
+        prices: Prices,
+    ) -> DraftBlock:
+        """Two blocks as one, as far as the second pays and can be paid for."""
+        (block, chances), costs_s = first, prices.costs_s
+        start = len(block.token_ids)
+        all_ids, all_chances = (*block.token_ids, *more.token_ids), [*chances, *more.chances]
+        record.watch(all_ids, [NO_CELL] * start + more.cells, all_chances)
+        length, _ = best_length(all_chances, costs_s, prices.num_certain)
+        count = record.affordable(costs_s[start : length + 1]) if length > start else 0
+        if not count:
+            return block
+        end = start + count
+        record.stake(end, costs_s[end] - costs_s[start])
+        confidence = (*block.confidence, *more.confidence[:count])
+        return DraftBlock(
+            all_ids[:end], confidence if len(confidence) == end else (), f"{block.source}+{name}"
+        )
+
+    def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:
+        """Learn which share of drafted rows is accepted, for turns that share a forward."""
+        num_right = 0
+        for drafted_id, token_id in zip(drafted, committed, strict=False):
+            if drafted_id != token_id:
+                break
+            num_right += 1
+        self._accepted_share += _SHARE_STEP * (num_right / len(drafted) - self._accepted_share)
+
+
+def _behind(occasion: Occasion, block: DraftBlock) -> Occasion:
+    """The occasion after a block has been accepted."""
+    count = len(block.token_ids)
+    return replace(
+        occasion,
+        pending=block.token_ids[-1],
+        hidden=None,
+        position=occasion.position + count,
+        budget=occasion.budget - count,
+    )
+
+
+def _own(state: DraftState | None) -> ControllerState:
+    assert isinstance(state, ControllerState), "the state of another drafter"
+    return state

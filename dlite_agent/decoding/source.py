@@ -1,0 +1,171 @@
+"""One source of drafts: how it is asked, and what all sessions together know of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dlite_agent.decoding.acceptance import AcceptanceCounts, evidence_cell
+from dlite_agent.decoding.draft_length import best_length
+from dlite_agent.decoding.track_record import TrackRecord
+from dlite_agent.drafters.drafter import Drafter, DraftState
+from dlite_agent.models.target import TargetHidden
+from dlite_agent.sampling import KeyedNoise
+
+__all__ = ["AskedSource", "Candidate", "Occasion", "Prices", "Source"]
+
+_ASSUMED_ASKING_S = 30e-6
+"""Host time of asking a source that was not asked yet, or that no clock may measure."""
+_AVERAGE_STEP = 0.05
+_MAX_OUTLIER = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A drafter that a controller may ask.
+
+    Attributes:
+        drafter: Proposes.
+        match_length: How many tokens its last proposal for a state followed a copy of, asked right
+            after it; None where the drafter does not copy.
+    """
+
+    drafter: Drafter
+    match_length: Callable[[DraftState | None], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Occasion:
+    """What a source is asked with; as for `Drafter.propose`."""
+
+    pending: int
+    hidden: TargetHidden | None
+    position: int
+    noise: KeyedNoise
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The next forward.
+
+    Attributes:
+        costs_s: Seconds with 0, 1, ... drafted tokens of this turn.
+        num_certain: Tokens that it brings without any.
+        plain_s: This turn's share of its seconds without any; what an accepted token saves.
+    """
+
+    costs_s: list[float]
+    num_certain: float
+    plain_s: float
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A block, and what to think of it.
+
+    Attributes:
+        token_ids: k >= 1 proposed tokens.
+        confidence: The source's own, for each of them; or empty.
+        cells: The evidence for each (`evidence_cell`).
+        chances: How probable each is to be right, given that those before it are.
+        length: How many of them pay best.
+        gain_s: What they are expected to gain over a plain round.
+    """
+
+    token_ids: tuple[int, ...]
+    confidence: tuple[float, ...]
+    cells: list[int]
+    chances: list[float]
+    length: int = 0
+    gain_s: float = 0.0
+
+    def weigh(self, prices: Prices) -> None:
+        """Find the best length."""
+        self.length, expected = best_length(self.chances, prices.costs_s, prices.num_certain)
+        added_s = prices.costs_s[self.length] - prices.costs_s[0]
+        self.gain_s = expected * prices.plain_s - added_s
+
+
+@dataclass(slots=True)
+class AskedSource:
+    """A source, and what its askings so far say.
+
+    Attributes:
+        source: The source.
+        clock: Seconds, to learn what asking costs; None assumes it.
+        counts: Acceptance in all sessions.
+        asking_s: Host seconds of asking, on average.
+        usual_gain_s: What its candidates gain, on average; infinite before the first.
+    """
+
+    source: Source
+    clock: Callable[[], float] | None = time.perf_counter
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts.of_engine)
+    asking_s: float = _ASSUMED_ASKING_S
+    usual_gain_s: float = math.inf
+
+    def candidate(
+        self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion, prices: Prices
+    ) -> Candidate | None:
+        """Ask, weigh the block, and let the record watch it."""
+        started = self.clock() if self.clock is not None else 0.0
+        found = self.ask(drafts, record, occasion)
+        gain_s = 0.0
+        if found is not None:
+            found.weigh(prices)
+            record.watch(found.token_ids, found.cells, found.chances)
+            gain_s = found.gain_s
+        if math.isinf(self.usual_gain_s):
+            self.usual_gain_s = gain_s
+        self.usual_gain_s += _AVERAGE_STEP * (gain_s - self.usual_gain_s)
+        if self.clock is not None:
+            # what interrupts us is not the source's cost
+            took_s = min(self.clock() - started, _MAX_OUTLIER * self.asking_s)
+            self.asking_s += _AVERAGE_STEP * (took_s - self.asking_s)
+        return found
+
+    def ask(
+        self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion
+    ) -> Candidate | None:
+        """The source's block with the chance of each of its tokens; None where it has none."""
+        block = self.source.drafter.propose(
+            drafts,
+            occasion.pending,
+            _taps_of(self.source.drafter.requires.layer_ids, occasion.hidden),
+            occasion.position,
+            occasion.noise,
+            occasion.budget,
+        )
+        token_ids = block.token_ids[: occasion.budget]
+        if not token_ids:
+            return None
+        match_length = self.source.match_length
+        first_rank = max(1, match_length(drafts)) if match_length is not None else 1
+        confidence = block.confidence[: len(token_ids)]
+        if len(confidence) < len(token_ids):
+            confidence = ()
+        found = Candidate(token_ids, confidence, [], [])
+        known: dict[tuple[int, float | None], float] = {}
+        for slot in range(len(token_ids)):
+            sure = confidence[slot] if confidence else None
+            cell = evidence_cell(first_rank + slot, sure)
+            chance = known.get((cell, sure))
+            if chance is None:
+                chance = record.chance(cell, self.counts.prior(cell, sure))
+                known[cell, sure] = chance
+            found.cells.append(cell)
+            found.chances.append(chance)
+        return found
+
+
+def _taps_of(layer_ids: tuple[int, ...], hidden: TargetHidden | None) -> TargetHidden | None:
+    """What one source asked for of what was captured for all; the same object where it is that."""
+    if hidden is None or not layer_ids:
+        return None
+    if hidden.layer_ids == layer_ids:
+        return hidden
+    rows = [hidden.layer_ids.index(layer) for layer in layer_ids]
+    return TargetHidden(hidden.states[rows], layer_ids)

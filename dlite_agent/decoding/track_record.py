@@ -1,0 +1,153 @@
+"""What a source has earned in a session: how often it was right, and a balance of time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from dlite_agent.decoding.acceptance import AcceptanceCounts
+
+__all__ = ["MAX_LOSS_SHARE", "NO_CELL", "TrackRecord"]
+
+NO_CELL = -1
+"""Stands for the evidence of a token that another source proposed."""
+
+MAX_LOSS_SHARE = 0.015
+"""Share of a session's time that drafts may cost it without having earned it."""
+
+# In plain rounds: what a new session may stake before a draft was right, and the most that earlier
+# success lets a source lose when a phase of the text ends.
+_GRACE_ROUNDS = 2.0
+_MAX_BALANCE_ROUNDS = 8.0
+_MAX_ASKING_ROUNDS = 1.0
+
+_BIAS_STEP = 0.15
+_BIAS_KEPT = 0.97
+_MAX_CHANCE = 0.999
+
+
+@dataclass(slots=True)
+class TrackRecord:
+    """One source in one session.
+
+    The source's last block is *watched*: whatever the session commits next is compared with it,
+    whether it was drafted or not. So a source is learnt about in plain rounds too, and no forward
+    is spent on finding out.
+
+    Two balances bound what drafting can lose, in seconds of the cost table. Each earns half of
+    `MAX_LOSS_SHARE` of every round. One pays the host time of asking the source. The other pays for
+    drafted rows, and gets a plain round back for every token that was accepted; while it is well
+    filled it pays for asking too. What neither can pay for is not done.
+
+    Attributes:
+        counts: By evidence, of this session.
+        bias: Recent surprise, in log-odds: when a phase of the text ends, all evidence misjudges.
+        stake_s: Balance for drafted rows.
+        asking_s: Balance for host time.
+        wakes_at: Round number before which the source is not asked.
+    """
+
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
+    bias: float = 0.0
+    stake_s: float = 0.0
+    asking_s: float = 0.0
+    wakes_at: int = 0
+    _settled_at: int = -1
+    _ids: Sequence[int] = ()
+    _cells: Sequence[int] = ()
+    _chances: Sequence[float] = ()
+    _next: int = 0
+    _num_staked: int = 0  # of the watched tokens, how many are in the forward
+    _plain_s: float = 0.0
+
+    def copy(self) -> TrackRecord:
+        """An independent copy."""
+        return replace(self, counts=self.counts.copy())
+
+    def settle(self, round_number: int, plain_s: float, asking_s: float) -> bool:
+        """Add what the rounds since the last call have earned; whether the source may be asked.
+
+        Args:
+            round_number: Of the session, from 0.
+            plain_s: This turn's share of a plain forward.
+            asking_s: Host time of asking.
+        """
+        self._plain_s = plain_s
+        if self._settled_at < 0:
+            self.stake_s, self.asking_s = _GRACE_ROUNDS * plain_s, 4.0 * asking_s
+        else:
+            earned = 0.5 * MAX_LOSS_SHARE * plain_s * (round_number - self._settled_at)
+            self.stake_s = min(self.stake_s + earned, _MAX_BALANCE_ROUNDS * plain_s)
+            most = max(_MAX_ASKING_ROUNDS * plain_s, 4.0 * asking_s)
+            self.asking_s = min(self.asking_s + earned, most)
+        self._settled_at = round_number
+        if self.asking_s >= asking_s:
+            self.asking_s -= asking_s
+        elif self.stake_s >= 0.5 * _MAX_BALANCE_ROUNDS * plain_s:
+            self.stake_s -= asking_s
+        else:
+            missing = asking_s - self.asking_s
+            self.wakes_at = round_number + math.ceil(missing / (0.5 * MAX_LOSS_SHARE * plain_s))
+            return False
+        return True
+
+    def chance(self, cell: int, prior: float) -> float:
+        """How probable a token of a cell is to be right, given the engine's estimate."""
+        p = min(max(self.counts.estimate(cell, prior), 1.0 - _MAX_CHANCE), _MAX_CHANCE)
+        odds = p / (1.0 - p) * math.exp(self.bias)
+        return odds / (1.0 + odds)
+
+    def watch(self, ids: Sequence[int], cells: Sequence[int], chances: Sequence[float]) -> None:
+        """Compare what is committed from now on with a block.
+
+        A token whose cell is `NO_CELL` is another source's: it has to come first, and counts for
+        nothing.
+        """
+        self._ids, self._cells, self._chances = ids, cells, chances
+        self._next = self._num_staked = 0
+
+    def affordable(self, costs_s: Sequence[float]) -> int:
+        """How many more rows the balance can pay for.
+
+        Args:
+            costs_s: Seconds of the forward with 0, 1, ... of them.
+        """
+        limit = costs_s[0] + self.stake_s
+        if costs_s[-1] <= limit:
+            return len(costs_s) - 1
+        return max(0, sum(cost <= limit for cost in costs_s) - 1)
+
+    def stake(self, num_tokens: int, cost_s: float) -> None:
+        """Pay for the rows of the first tokens of the watched block."""
+        self._num_staked = num_tokens
+        self.stake_s -= cost_s
+
+    def see(self, token_ids: Sequence[int], engine: AcceptanceCounts) -> None:
+        """Compare committed tokens with the watched block.
+
+        Args:
+            token_ids: What the session committed, in order.
+            engine: Counts of all sessions; learns the same.
+        """
+        for token_id in token_ids:
+            at = self._next
+            if at >= len(self._ids):
+                break
+            is_hit = token_id == self._ids[at]
+            cell = self._cells[at]
+            if cell != NO_CELL:
+                self.counts.observe(cell, is_hit=is_hit)
+                engine.observe(cell, is_hit=is_hit)
+                self.bias = _BIAS_KEPT * self.bias + _BIAS_STEP * (is_hit - self._chances[at])
+                if is_hit and at < self._num_staked:
+                    self._earn()
+            self._next = at + 1 if is_hit else len(self._ids)
+
+    def forget(self) -> None:
+        """Watch nothing."""
+        self._ids, self._next, self._num_staked = (), 0, 0
+
+    def _earn(self) -> None:
+        most = max(_MAX_BALANCE_ROUNDS * self._plain_s, self.stake_s)
+        self.stake_s = min(self.stake_s + self._plain_s, most)
