@@ -25,7 +25,7 @@ from __future__ import annotations
 import codecs
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
@@ -169,16 +169,25 @@ class StreamParser:
         return self._turn.take()
 
     def finish(self, reason: EndReason) -> ParsedTurn:
-        """End the turn; nothing may be fed afterwards."""
-        self._release()
+        """End the turn; nothing may be fed afterwards.
+
+        A turn that was cancelled hands nothing out any more, so that its message is what its reader
+        got: without the half of a character, and without what might have become a marker.
+        """
         turn = self._turn
+        handed_out = turn.message()
+        self._release()
         turn.finish(reason)
+        message, deltas = turn.message(), tuple(turn.take())
+        if reason == "cancelled":
+            message = replace(message, content=handed_out.content, reasoning=handed_out.reasoning)
+            deltas = ()
         finish_reason: Literal["stop", "length", "tool_calls", "cancelled"] = reason
         if reason == "stop" and turn.calls:
             finish_reason = "tool_calls"
         return ParsedTurn(
-            deltas=tuple(turn.take()),
-            message=turn.message(),
+            deltas=deltas,
+            message=message,
             unparsed=tuple(turn.unparsed),
             finish_reason=finish_reason,
             num_reasoning_tokens=self._num_reasoning_tokens,

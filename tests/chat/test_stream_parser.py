@@ -276,6 +276,33 @@ def test_call_that_was_cut_is_never_a_call(
     assert len(turn.unparsed) == (0 if turn.message.content else 1)
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "sampled", "content", "reasoning"),
+    [
+        (WITH_IDS, "Yes é", "Yes ", None),
+        (WITH_IDS, "Yes.\n", "Yes.", None),
+        (SPELLED, "Yes <tool_ca", "Yes ", None),
+        (SPELLED, "<think>hm 👋", "", "hm "),
+        (SPELLED, "<think>hm </thin", "", "hm "),
+    ],
+)
+def test_a_cancelled_turn_is_what_its_reader_got(
+    vocabulary: Bytes, sampled: str, content: str, reasoning: str | None
+) -> None:
+    ids = vocabulary.encode(sampled)
+    if not sampled.isascii():
+        ids = ids[:-1]
+    parser = StreamParser(vocabulary)
+    deltas = parser.feed(ids)
+    turn = parser.finish("cancelled")
+    assert turn.deltas == ()
+    assert (turn.message.content, (turn.message.reasoning or "").strip()) == (
+        content,
+        (reasoning or "").strip(),
+    )
+    check_consistent(deltas, turn)
+
+
 @EITHER
 def test_length_wins_over_calls(vocabulary: Bytes) -> None:
     turn = parse(vocabulary, call_text('{"name": "a"}') + "\nand", "length")
