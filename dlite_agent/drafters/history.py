@@ -1,0 +1,229 @@
+"""Everything a session has held, found again by its last tokens; forks share what they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from dlite_agent.drafters.ngram_table import Ids, NgramTable, hash_ngram
+
+__all__ = ["Match", "TokenHistory"]
+
+_MIN_CAPACITY = 256
+_GROWTH = 1.25
+# A rewound table has positions that are no longer ours; so many times the probes are walked past.
+_WALK = 8
+
+
+class Match(NamedTuple):
+    """An earlier occurrence of the last tokens.
+
+    Attributes:
+        length: How many tokens agree, counted backwards; at most what the search looked at.
+        position: Where the last of them stands; what followed begins one later.
+    """
+
+    length: int
+    position: int
+
+
+class _Tokens:
+    """Ids in one array. A timeline may add to it in place where nobody else reads behind it."""
+
+    def __init__(self, held: Ids, capacity: int) -> None:
+        self.ids: Ids = np.zeros(capacity, dtype=np.int32)
+        self.ids[: held.shape[0]] = held
+        self.view = self.ids.data
+        self.is_shared = False
+        self.used = held.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """A table that never changes again, of which positions before `stop` are ours."""
+
+    table: NgramTable
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.table.start
+
+
+class TokenHistory:
+    """Token ids and an index of their n-grams.
+
+    The index is a table that grows with the session, and frozen tables that forks share. A fork
+    freezes the table as it is; rewinding into a frozen one only lowers where it ends. Tables are
+    merged so that each is more than twice as long as the next, so there are few. Ids are copied
+    when the second of two forks appends, 4 bytes a token.
+
+    Args:
+        sizes: n-gram sizes, longest first.
+    """
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        self.sizes = sizes
+        self._length = 0
+        self._tokens = _Tokens(np.zeros(0, dtype=np.int32), _MIN_CAPACITY)
+        self._frozen: tuple[_Frozen, ...] = ()
+        self._tail = NgramTable(sizes, 0)
+
+    @property
+    def length(self) -> int:
+        """Tokens held."""
+        return self._length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays; what forks share counts in each."""
+        return self._tokens.ids.nbytes + sum(table.nbytes for table in self.tables)
+
+    @property
+    def tables(self) -> tuple[NgramTable, ...]:
+        """The tables of the index, the oldest first."""
+        return (*(frozen.table for frozen in self._frozen), self._tail)
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Add tokens at the end."""
+        start, end = self._length, self._length + len(token_ids)
+        self._own_tokens(end)
+        self._tokens.ids[start:end] = token_ids
+        self._tokens.used = self._length = end
+        if self._tail.stop == self._tail.start:
+            self._tail = NgramTable(self.sizes, start, end - start)
+        self._tail.append(self._tokens.ids, self._tokens.view, end)
+
+    def truncate_to(self, length: int) -> None:
+        """Forget tokens from `length` on."""
+        if length >= self._length:
+            return
+        if length > self._tail.start:
+            self._tail.truncate_to(self._tokens.ids, length)
+        else:
+            self._tail = NgramTable(self.sizes, length)
+            self._frozen = tuple(
+                _Frozen(frozen.table, min(frozen.stop, length))
+                for frozen in self._frozen
+                if frozen.table.start < length
+            )
+        self._length = length
+
+    def fork(self) -> TokenHistory:
+        """An independent copy that shares the arrays; amortised O(tokens since the last fork)."""
+        self._freeze()
+        self._tokens.is_shared = True
+        other = TokenHistory.__new__(TokenHistory)
+        other.sizes = self.sizes
+        other._length, other._tokens, other._frozen = self._length, self._tokens, self._frozen
+        other._tail = NgramTable(self.sizes, self._length)
+        return other
+
+    def token(self, position: int) -> int:
+        """The id at a position."""
+        found: int = self._tokens.view[position]
+        return found
+
+    def search(self, max_probes: int, max_length: int, ahead: Sequence[int] = ()) -> list[Match]:
+        """Earlier occurrences of the last tokens, the newest first.
+
+        All share the longest n-gram size of which there is one. Chains hold other n-grams as well:
+        after `max_probes` positions the search of a size gives up.
+
+        Args:
+            max_probes: Most positions to look at for each size.
+            max_length: Most tokens to compare; at least the longest size.
+            ahead: Tokens that would follow the last one; they are taken for the end.
+        """
+        own = max(0, max_length - len(ahead))
+        context = self._tokens.view[max(0, self._length - own) : self._length].tolist()
+        context.extend(ahead[-max_length:])
+        return self.find(context, max_probes, before=self._length - (not ahead))
+
+    def find(
+        self, context: Sequence[int], max_probes: int, before: int | None = None
+    ) -> list[Match]:
+        """Occurrences of the end of a context, as `search`; it may be another timeline's.
+
+        Args:
+            context: Tokens, the newest last; all of them are compared at most.
+            max_probes: Most positions to look at for each size.
+            before: Only positions before this one.
+        """
+        limit = self._length if before is None else before
+        recent = list(reversed(context))
+        for row, size in enumerate(self.sizes):
+            if len(recent) < size:
+                continue
+            positions = self._probe(row, hash_ngram(context[-size:]), max_probes, limit)
+            matches = [Match(self._matched(position, recent), position) for position in positions]
+            if found := [match for match in matches if match.length >= size]:
+                return found
+        return []
+
+    def continuation(self, position: int, count: int, ahead: Sequence[int] = ()) -> list[int]:
+        """The `count` tokens after `position`; past the end, the copy repeats itself.
+
+        Args:
+            position: Of the last token of a match.
+            count: How many.
+            ahead: Tokens taken for the end, as in `search`.
+        """
+        stop = min(position + 1 + count, self._length)
+        found: list[int] = self._tokens.view[position + 1 : stop].tolist()
+        found.extend(ahead[: count - len(found)])
+        period = self._length + len(ahead) - 1 - position
+        while len(found) < count:
+            found.append(found[len(found) - period])
+        return found
+
+    def _probe(self, row: int, ngram_hash: int, max_probes: int, limit: int) -> list[int]:
+        """Positions before `limit` in the buckets of an n-gram, the newest first."""
+        found: list[int] = []
+        for table, stop in self._ordered_tables():
+            end = min(stop, limit)
+            position = table.newest(row, ngram_hash)
+            for _ in range(_WALK * max_probes):
+                if position < 0 or len(found) == max_probes:
+                    break
+                if position < end:
+                    found.append(position)
+                position = table.older(row, position)
+        return found
+
+    def _ordered_tables(self) -> list[tuple[NgramTable, int]]:
+        tables = [(frozen.table, frozen.stop) for frozen in reversed(self._frozen)]
+        return [(self._tail, self._tail.stop), *tables]
+
+    def _matched(self, position: int, recent: list[int]) -> int:
+        view, count = self._tokens.view, 0
+        for token_id in recent:
+            if count > position or view[position - count] != token_id:
+                break
+            count += 1
+        return count
+
+    def _own_tokens(self, length: int) -> None:
+        """Make the array ours to write from `self.length` on, with room for `length`."""
+        tokens = self._tokens
+        may_write = not tokens.is_shared or tokens.used == self._length
+        capacity = tokens.ids.shape[0]
+        if length > capacity:
+            capacity = max(length, int(capacity * _GROWTH))
+        elif may_write:
+            return
+        self._tokens = _Tokens(tokens.ids[: self._length], capacity)
+
+    def _freeze(self) -> None:
+        if self._tail.stop == self._tail.start:
+            return
+        kept = [*self._frozen, _Frozen(self._tail, self._tail.stop)]
+        while len(kept) > 1 and len(kept[-2]) <= 2 * len(kept[-1]):
+            last, before = kept.pop(), kept.pop()
+            table = NgramTable(self.sizes, before.table.start, last.stop - before.table.start)
+            table.append(self._tokens.ids, self._tokens.view, last.stop)
+            kept.append(_Frozen(table, last.stop))
+        self._frozen = tuple(kept)
+        self._tail = NgramTable(self.sizes, self._length)
