@@ -11,6 +11,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Literal, cast
 
 from dlite_agent.errors import ConfigurationError
@@ -54,6 +55,9 @@ class EngineConfig:
         threads: Compute threads of the model's process; None leaves torch's setting. Only used with
             `isolation="process"`, since a host's settings are not ours.
         max_queue: Requests that may wait before `CapacityError`.
+        cache_dir: Folder for what is measured once on a machine (cost tables, a few kilobytes);
+            `"auto"` is `dlite-agent` in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`),
+            `"off"` writes nothing and measures at every start.
         reproducible: Nothing that is measured while it runs decides how a turn is computed: kernel
             paths and the cost table are fixed, and the drafting controller reads counters, never
             clocks. The same requests in the same order are then computed the same way.
@@ -75,6 +79,7 @@ class EngineConfig:
     isolation: Isolation = "thread"
     threads: int | None = None
     max_queue: int = 64
+    cache_dir: str = "auto"
     reproducible: bool = False
     audit: bool = False
 
@@ -95,6 +100,19 @@ class EngineConfig:
                 raise ConfigurationError(f"{name} is {value!r}; use True or False")
         if self.audit:
             object.__setattr__(self, "reproducible", True)  # frozen, and still under construction
+
+    def cache_folder(self, environ: Mapping[str, str] | None = None) -> Path | None:
+        """The folder that `cache_dir` means, which need not exist; None for no folder."""
+        if self.cache_dir != "auto":
+            return None if self.cache_dir == "off" else Path(self.cache_dir).expanduser()
+        environ = os.environ if environ is None else environ
+        named = Path(environ.get("XDG_CACHE_HOME", ""))
+        if not named.is_absolute():  # the XDG rules: a relative one is not valid
+            home = Path(environ.get("HOME", "") or os.path.expanduser("~"))
+            if not home.is_absolute():
+                return None
+            named = home / ".cache"
+        return named / "dlite-agent"
 
     @classmethod
     def from_env(
