@@ -54,7 +54,8 @@ class EngineConfig:
         isolation: Run the model in a thread of this process or in a process of its own.
         threads: Compute threads of the model's process; None leaves torch's setting. Only used with
             `isolation="process"`, since a host's settings are not ours.
-        max_queue: Requests that may wait before `CapacityError`.
+        max_batch: Turns that run at once and share each forward.
+        max_queue: Requests that may wait beside them before `CapacityError`.
         cache_dir: Folder for what is measured once on a machine (cost tables, a few kilobytes);
             `"auto"` is `dlite-agent` in the user's cache folder (`$XDG_CACHE_HOME` or `~/.cache`),
             `"off"` writes nothing and measures at every start.
@@ -78,6 +79,7 @@ class EngineConfig:
     reuse: ReusePolicy = "session"
     isolation: Isolation = "thread"
     threads: int | None = None
+    max_batch: int = 16
     max_queue: int = 64
     cache_dir: str = "auto"
     reproducible: bool = False
@@ -88,7 +90,15 @@ class EngineConfig:
         _one_of("history", self.history, ("auto", "as_generated", "template"))
         _one_of("reuse", self.reuse, ("session", "prefix", "none"))
         _one_of("isolation", self.isolation, ("thread", "process"))
-        for name in ("max_context", "max_kv_bytes", "prefill_chunk", "threads", "max_queue"):
+        limits = (
+            "max_context",
+            "max_kv_bytes",
+            "prefill_chunk",
+            "threads",
+            "max_batch",
+            "max_queue",
+        )
+        for name in limits:
             value = _make_whole(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(

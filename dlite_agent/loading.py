@@ -10,6 +10,7 @@ from dlite_agent.chat.renderer import Renderer
 from dlite_agent.chat.replay import TurnHandles
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
+from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.load import load_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
@@ -50,6 +51,7 @@ class LoadedModel:
         journal: Sampled ids of earlier turns.
         handles: Tool-call ids of earlier turns.
         known: What earlier turns rendered or sampled.
+        load: What else is in the forward of a turn, for whoever drafts.
         contention: Watches the interpreter lock.
         has_advised_process: Whether the host was told about it.
         hints: Client's hint → session that answered it last.
@@ -70,6 +72,7 @@ class LoadedModel:
     journal: Journal = field(default_factory=Journal)
     handles: TurnHandles = field(default_factory=TurnHandles)
     known: KnownTokens = field(default_factory=KnownTokens)
+    load: Load = field(default_factory=Load)
     contention: ContentionMeter = field(default_factory=ContentionMeter)
     has_advised_process: bool = False
     hints: OrderedDict[str, str] = field(default_factory=OrderedDict)

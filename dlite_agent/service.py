@@ -7,21 +7,26 @@ import time
 from collections.abc import Callable, Iterator
 
 from dlite_agent.admission import plan_history
+from dlite_agent.backend import ChatRequest
+from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.config import EngineConfig
+from dlite_agent.decoding.steps import drive
 from dlite_agent.drafters.load import explain_drafter
 from dlite_agent.loading import LoadedModel, load_model
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.scheduler import Scheduler, TurnSteps
 from dlite_agent.tasks import (
     Count,
     CountTokens,
     EngineInfo,
-    Event,
-    Inspect,
     Progress,
-    Task,
+    Question,
+    Ticket,
     Usage,
+    closed_error,
 )
-from dlite_agent.turn import run_turn
+from dlite_agent.turn import turn_steps
 
 __all__ = ["ModelService", "load_service"]
 
@@ -29,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelService:
-    """Runs tasks on a loaded model; a `tasks.Service`.
+    """Runs turns on a loaded model, together; a `tasks.Service`.
 
     Args:
         model: Owned from now on.
@@ -39,6 +44,12 @@ class ModelService:
     def __init__(self, model: LoadedModel, *, load_s: float = 0.0) -> None:
         self.model = model
         target, config = model.target, model.config
+        self._scheduler = Scheduler(
+            target,
+            max_batch=config.max_batch,
+            prefill_chunk=config.prefill_chunk,
+            load=model.load,
+        )
         self.info = EngineInfo(
             model=config.model,
             max_context=model.max_context,
@@ -49,20 +60,47 @@ class ModelService:
             load_s=load_s,
         )
 
-    def run(
-        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """Run one task; see `tasks.Service.run`."""
-        match task:
-            case CountTokens():
-                yield self._count(task)
-            case Inspect():
-                yield self._usage()
-            case _:
-                yield from run_turn(self.model, task, submitted_s, should_stop)
+    @property
+    def num_turns(self) -> int:
+        """See `tasks.Service.num_turns`."""
+        return self._scheduler.num_turns
 
-    def close(self) -> None:
-        """Give sessions, weights and KV back."""
+    @property
+    def num_free(self) -> int:
+        """See `tasks.Service.num_free`."""
+        return self._scheduler.num_free
+
+    def answer(self, question: Question) -> Count | Usage:
+        """See `tasks.Service.answer`."""
+        return self._count(question) if isinstance(question, CountTokens) else self._usage()
+
+    def add(self, request: ChatRequest, ticket: Ticket) -> None:
+        """See `tasks.Service.add`."""
+
+        def begin(share: BatchShare) -> TurnSteps:
+            return turn_steps(
+                self.model, request, ticket.submitted_s, lambda: ticket.is_cancelled, share
+            )
+
+        self._scheduler.add(begin, ticket)
+
+    def step(self) -> None:
+        """See `tasks.Service.step`."""
+        self.model.contention.start()
+        self._scheduler.step()
+        self.model.contention.stop()
+
+    def run(
+        self, request: ChatRequest, submitted_s: float, should_stop: Callable[[], bool]
+    ) -> Iterator[GenerationChunk]:
+        """Run one turn alone, beside the batch."""
+        share = BatchShare(self.model.config.prefill_chunk)
+        steps = turn_steps(self.model, request, submitted_s, should_stop, share)
+        return drive(self.model.target, steps)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End what runs, and give sessions, weights and KV back."""
+        self._scheduler.close(error or closed_error(self.model.config.model))
         self.model.sessions.close()
         self.model.target.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,9 +23,11 @@ __all__ = [
     "Host",
     "Inspect",
     "Progress",
+    "Question",
     "Service",
     "Sink",
     "Task",
+    "Ticket",
     "Usage",
     "closed_error",
     "fresh",
@@ -110,9 +112,26 @@ class Finished:
     """The task ended well or was cancelled; the last event."""
 
 
-Task = ChatRequest | CountTokens | Inspect
+Question = CountTokens | Inspect
+Task = ChatRequest | Question
 Event = GenerationChunk | Count | Usage | Failure | Finished
 Sink = Callable[[Event], None]
+
+
+class Ticket(Protocol):
+    """Who asked for a turn.
+
+    Attributes:
+        submitted_s: `time.perf_counter` when it was asked for.
+        is_cancelled: Nobody wants it any more.
+    """
+
+    submitted_s: float
+    is_cancelled: bool
+
+    def put(self, event: Event) -> None:
+        """Deliver an event; never blocks and never raises."""
+        ...
 
 
 class Service(Protocol):
@@ -123,14 +142,33 @@ class Service(Protocol):
         """What was loaded."""
         ...
 
-    def run(
-        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
-    ) -> Iterator[Event]:
-        """Run one task. `should_stop` is asked between steps; closing the iterator cancels too."""
+    @property
+    def num_turns(self) -> int:
+        """Turns that run."""
         ...
 
-    def close(self) -> None:
-        """Give the memory back."""
+    @property
+    def num_free(self) -> int:
+        """How many more may be added now."""
+        ...
+
+    def answer(self, question: Question) -> Count | Usage:
+        """Answer a quick question at once."""
+        ...
+
+    def add(self, request: ChatRequest, ticket: Ticket) -> None:
+        """Add a turn to those that run. Its events go to the ticket, `Failure` or `Finished` last.
+
+        A cancelled turn ends within one prefill chunk or one round, and is finished.
+        """
+        ...
+
+    def step(self) -> None:
+        """Bring all turns that can run one forward further."""
+        ...
+
+    def close(self, error: BaseException) -> None:
+        """Fail the turns that run with this error, and give the memory back."""
         ...
 
 

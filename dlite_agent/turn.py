@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Never
 
-import numpy as np
 import torch
 
 from dlite_agent.admission import AdmittedRequest, admit
 from dlite_agent.backend import ChatRequest
+from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import turn_forms
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser
 from dlite_agent.decoding.loop import Round
+from dlite_agent.decoding.steps import Pause, Steps, next_item
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.errors import (
     CapacityError,
@@ -26,54 +27,62 @@ from dlite_agent.loading import LoadedModel
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
-from dlite_agent.sessions.session import Session, SyncReport
+from dlite_agent.sessions.session import Session
+from dlite_agent.turn_record import TurnRecord, TurnTimes
 
-__all__ = ["run_turn"]
+__all__ = ["turn_steps"]
 
 logger = logging.getLogger(__name__)
 
 _ROUND_ROWS = 16
+# Rows of an answer that are planned beside other turns. Agents' answers are shorter, mostly; a
+# longer one goes on while there is room, and then waits.
+_PLANNED_ROWS = 512
 _PROCESS_ADVICE = (
     "other Python threads of this process slow the model down: {share:.0%} of the decode time went "
     'to waiting for the interpreter lock; use isolation="process" to give it a process of its own'
 )
 
 
-def run_turn(
+def turn_steps(
     model: LoadedModel,
     request: ChatRequest,
     submitted_s: float,
     should_stop: Callable[[], bool],
-) -> Iterator[GenerationChunk]:
-    """Run one turn; the last chunk has the finish reason. A turn that is stopped has none.
+    share: BatchShare,
+) -> Steps[GenerationChunk, None]:
+    """The steps of one turn; the last chunk has the finish reason. A turn that is stopped has none.
 
     Whatever happens, the session is released and valid, and holds a prefix of what it was asked to
     hold, so that the same request again goes on from there.
 
     Args:
-        model: The parts; used by this turn alone while it runs.
+        model: The parts; used by this turn alone between two of its steps.
         request: What was asked.
         submitted_s: `time.perf_counter` when it was.
         should_stop: Asked before every prefill chunk and every round.
+        share: What it may take of the batch.
 
     Raises:
         RequestError: The request cannot be run as it is.
-        CapacityError: No room for it now.
+        CapacityError: No room for it now, and nobody to wait for.
     """
-    times = _Times(submitted_s)
+    times = TurnTimes(submitted_s)
     admitted = admit(model, request)
     times.rendered_s = time.perf_counter()
-    hinted_session_id = model.session_of_hint(request.session_hint)
-    session, origin = model.sessions.acquire(
-        admitted.prompt.token_ids,
-        hint_session_id=hinted_session_id,
-        in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
-        turn_start=admitted.turn_start,
+    found = yield from _find_session(model, admitted, should_stop, share)
+    times.acquired_s = time.perf_counter()
+    if found is None:
+        return
+    session, origin, hinted_id = found
+    prompt, keys = admitted.prompt, admitted.plan.keys
+    num_new = model.known.count_new(prompt, keys, model.control_ids)
+    record = TurnRecord(
+        admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
-    turn = _Turn(model, admitted, hinted_session_id, session, origin, times)
+    turn = _Turn(model, session, record)
     try:
-        with closing(turn.run(should_stop)) as chunks:
-            yield from chunks
+        yield from turn.steps(should_stop)
     except (RuntimeError, MemoryError, FloatingPointError) as error:
         ours = _translated(error)
         if ours is None:
@@ -86,14 +95,46 @@ def run_turn(
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
 
 
-@dataclass(slots=True)
-class _Times:
-    submitted_s: float
-    started_s: float = field(default_factory=time.perf_counter)
-    rendered_s: float = 0.0
-    prefilled_s: float = 0.0
-    first_token_s: float = 0.0
-    decode_s: float = 0.0
+def _find_session(
+    model: LoadedModel,
+    admitted: AdmittedRequest,
+    should_stop: Callable[[], bool],
+    share: BatchShare,
+) -> Steps[GenerationChunk, tuple[Session, str, str | None] | None]:
+    """Claim a session, its origin and the one that was hinted at; None when told to stop.
+
+    Waits while another turn computes tokens that this one can fork, and while memory is short.
+    """
+    prompt_ids, sessions = admitted.prompt.token_ids, model.sessions
+    answer_rows = min(admitted.sampling.max_tokens or 1, _PLANNED_ROWS)
+    while not should_stop():
+        reuses = model.config.reuse != "none"
+        coming = sessions.coming_prefix(prompt_ids) if reuses and share.may_wait else None
+        if coming is not None:
+            while share.may_wait and not coming.is_over:
+                yield Pause("prefix")
+                if should_stop():
+                    return None
+            if coming.is_over:
+                continue
+        hinted_id = model.session_of_hint(admitted.request.session_hint)
+        try:
+            if not reuses:
+                return sessions.acquire_new(prompt_ids, answer_rows=answer_rows), "cold", None
+            session, origin = sessions.acquire(
+                prompt_ids,
+                hint_session_id=hinted_id,
+                in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
+                turn_start=admitted.turn_start,
+                answer_rows=answer_rows,
+            )
+        except CapacityError:
+            if not share.may_wait:
+                raise
+            yield Pause("admission")
+        else:
+            return session, origin, hinted_id
+    return None
 
 
 @dataclass(slots=True)
@@ -101,47 +142,36 @@ class _Turn:
     """The part of a turn that has a session."""
 
     model: LoadedModel
-    admitted: AdmittedRequest
-    hinted_session_id: str | None
     session: Session
-    origin: str
-    times: _Times
-    report: SyncReport | None = None
-    num_prefilled: int = 0
-    sampled: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    record: TurnRecord
     ended_in_call: bool = False
 
-    def run(self, should_stop: Callable[[], bool]) -> Generator[GenerationChunk, None, None]:
-        model, prompt, keys = self.model, self.admitted.prompt, self.admitted.plan.keys
-        num_new = model.known.count_new(prompt, keys, model.control_ids)
-        is_complete = self._sync(should_stop)
+    def steps(self, should_stop: Callable[[], bool]) -> Steps[GenerationChunk, None]:
+        model, record = self.model, self.record
+        prompt, keys = record.admitted.prompt, record.admitted.plan.keys
+        record.report = yield from self.session.sync_steps(
+            prompt.token_ids, should_stop=should_stop, chunk_rows=self._chunk_rows
+        )
+        record.times.prefilled_s = time.perf_counter()
         parser = StreamParser(
             model.tokenizer, starts_in="reasoning" if prompt.starts_in_reasoning else "text"
         )
         finish: EndReason = "cancelled"
         last = GenerationChunk()
-        if is_complete:
-            with closing(self._decode(should_stop)) as rounds:
-                for round_ in rounds:
-                    chunk = GenerationChunk(tuple(parser.feed(round_.token_ids)), round_.token_ids)
-                    if round_.finish is not None:
-                        finish, last = round_.finish, chunk
-                        break
-                    yield chunk
+        if record.report.is_complete:
+            finish, last = yield from self._decode(parser, should_stop)
         parsed = parser.finish(finish)
-        model.known.add(prompt.token_ids, keys, self.sampled)
+        model.known.add(prompt.token_ids, keys, record.sampled)
         self._remember(parsed)
-        stats = self._stats(parsed, num_new)
-        self._log(stats, parsed)
+        stats = record.stats(parsed, model.drafter.name, self._contention_notes())
+        _log(stats, parsed.finish_reason)
         if finish == "cancelled":
             return
         generation = Generation(
             parsed.message,
             parsed.finish_reason,
             stats,
-            tuple(self.sampled),
+            tuple(record.sampled),
             prompt.token_ids,
             parsed.unparsed,
         )
@@ -153,21 +183,28 @@ class _Turn:
             generation=generation,
         )
 
-    def _sync(self, should_stop: Callable[[], bool]) -> bool:
-        """Whether the session holds the prompt now; False when the turn was stopped before."""
-        target = self.model.target
-        rows_before = target.rows_computed
-        try:
-            self.report = self.session.sync(self.admitted.prompt.token_ids, should_stop=should_stop)
-        finally:
-            self.num_prefilled = target.rows_computed - rows_before
-            self.times.prefilled_s = time.perf_counter()
-        return self.report.is_complete
+    def _decode(
+        self, parser: StreamParser, should_stop: Callable[[], bool]
+    ) -> Steps[GenerationChunk, tuple[EndReason, GenerationChunk]]:
+        """All rounds as chunks, but the last one, which is returned with why it is the last."""
+        record = self.record
+        with closing(self._rounds(should_stop)) as rounds:
+            while True:
+                began_s = time.perf_counter()
+                yield from self._wait_for_room(should_stop)
+                round_ = yield from next_item(rounds)
+                record.times.decode_s += time.perf_counter() - began_s
+                if round_ is None:
+                    return "cancelled", GenerationChunk()
+                record.add(round_)
+                chunk = GenerationChunk(tuple(parser.feed(round_.token_ids)), round_.token_ids)
+                if round_.finish is not None:
+                    return round_.finish, chunk
+                yield chunk
 
-    def _decode(self, should_stop: Callable[[], bool]) -> Generator[Round, None, None]:
-        """The session's rounds, noted and timed; a reader's pauses do not count."""
-        sampling, prompt_ids = self.admitted.sampling, self.admitted.prompt.token_ids
-        times, meter = self.times, self.model.contention
+    def _rounds(self, should_stop: Callable[[], bool]) -> Steps[Round, None]:
+        sampling = self.record.admitted.sampling
+        prompt_ids = self.record.admitted.prompt.token_ids
         assert sampling.seed is not None
         assert sampling.max_tokens is not None
         sampler = Sampler(
@@ -175,43 +212,43 @@ class _Turn:
         )
         stop_token_ids = self.model.stop_token_ids.union(sampling.stop_token_ids)
         limits = StopRules(stop_token_ids, sampling.max_tokens)
-        with closing(self.session.decode(sampler, limits, should_stop)) as rounds:
-            while True:
-                began_s = time.perf_counter()
-                meter.start()
-                self._make_room(sampling.max_tokens - len(self.sampled))
-                round_ = next(rounds, None)
-                meter.stop()
-                times.decode_s += time.perf_counter() - began_s
-                if round_ is None:
-                    return
-                times.first_token_s = times.first_token_s or time.perf_counter()
-                self.sampled.extend(round_.token_ids)
-                self.rounds.append(round_)
-                logger.debug(
-                    "round session=%s source=%s drafted=%d accepted=%d committed=%d",
-                    self.session.session_id,
-                    round_.source,
-                    round_.num_drafted,
-                    round_.num_accepted,
-                    len(round_.token_ids),
-                )
-                yield round_
+        return self.session.decode_steps(sampler, limits, should_stop)
 
-    def _make_room(self, max_rows: int) -> None:
-        """Evict idle sessions before the pool is full; without success the loop drafts less."""
-        with suppress(CapacityError):
-            self.model.sessions.make_room(self.session, min(max_rows, _ROUND_ROWS))
+    def _chunk_rows(self) -> int:
+        """Rows of the next chunk; 0 where it has to wait for memory."""
+        share = self.record.share
+        num_left = len(self.record.admitted.prompt.token_ids) - len(self.session.token_ids)
+        rows = min(share.chunk_rows, num_left)
+        return rows if self._has_room(rows) or not share.may_wait else 0
+
+    def _wait_for_room(self, should_stop: Callable[[], bool]) -> Steps[Never, None]:
+        """Evict idle sessions before the pool is full; else draft less, and then wait for others.
+
+        Without anybody to wait for, the loop meets the full pool.
+        """
+        record = self.record
+        num_left = (record.admitted.sampling.max_tokens or 1) - len(record.sampled)
+        if self._has_room(min(num_left, _ROUND_ROWS)):
+            return
+        while not self._has_room(1) and record.share.may_wait and not should_stop():
+            yield Pause("room")
+
+    def _has_room(self, num_rows: int) -> bool:
+        try:
+            self.model.sessions.make_room(self.session, num_rows)
+        except CapacityError:
+            return False
+        return True
 
     def _remember(self, parsed: ParsedTurn) -> None:
         """Note the turn for exact replay; what was sampled before a stop counts as well."""
-        model, session_id = self.model, self.session.session_id
-        model.remember_hint(self.admitted.request.session_hint, session_id)
-        if not self.sampled:
+        model, session_id, turn = self.model, self.session.session_id, self.record
+        model.remember_hint(turn.admitted.request.session_hint, session_id)
+        if not turn.sampled:
             return
-        plan, message = self.admitted.plan, parsed.message
+        plan, message = turn.admitted.plan, parsed.message
         forms = turn_forms(plan.key, message, parsed.unparsed)
-        is_closed = self.sampled[-1] == model.closing_id
+        is_closed = turn.sampled[-1] == model.closing_id
         model.known.add_answer([form.key for form in forms], is_closed=is_closed)
         calls = [call.id for call in message.tool_calls if call.id]
         calls += [region.id for region in parsed.unparsed]
@@ -219,62 +256,11 @@ class _Turn:
         if model.config.reuse == "prefix":
             return
         model.handles.remember(calls, plan.handle(message, session_id, parsed.unparsed))
-        ids = self.admitted.prompt.turn_record(self.sampled)
+        ids = turn.admitted.prompt.turn_record(turn.sampled)
         if ids is not None:
             for form in forms:
                 record = JournalRecord(ids, form.reasoning_digest, session_id)
                 model.journal.record(form.key, record)
-
-    def _stats(self, parsed: ParsedTurn, num_new: int) -> TurnStats:
-        prompt, sampling = self.admitted.prompt, self.admitted.sampling
-        times, report = self.times, self.report
-        assert report is not None
-        assert sampling.seed is not None
-        params = {
-            name: getattr(sampling, name)
-            for name in ("temperature", "top_k", "top_p", "max_tokens")
-        }
-        first_token_s = times.first_token_s or time.perf_counter()
-        return TurnStats(
-            session_id=self.session.session_id,
-            origin=self.origin,
-            prompt_tokens=len(prompt.token_ids),
-            new_tokens=num_new,
-            cached_tokens=report.cached,
-            prefilled_tokens=self.num_prefilled,
-            rewound_tokens=report.rewound,
-            completion_tokens=len(self.sampled),
-            reasoning_tokens=parsed.num_reasoning_tokens,
-            rounds=sum(round_.source != "prefill" for round_ in self.rounds),
-            drafted_tokens=sum(round_.num_drafted for round_ in self.rounds),
-            accepted_tokens=sum(round_.num_accepted for round_ in self.rounds),
-            queue_s=times.started_s - times.submitted_s,
-            render_s=times.rendered_s - times.started_s,
-            prefill_s=times.prefilled_s - times.rendered_s,
-            decode_s=times.decode_s,
-            ttft_s=first_token_s - times.submitted_s,
-            total_s=time.perf_counter() - times.submitted_s,
-            replayed=tuple(
-                "generated" if turn.message_index in prompt.spliced else "rendered"
-                for turn in self.admitted.plan.turns
-            ),
-            diverged_message=self._diverged_message(report, num_new),
-            prompt_hash=_prompt_hash(prompt.token_ids),
-            seed=sampling.seed,
-            sampling=params,
-            drafter=self.model.drafter.name,
-            notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *self._contention_notes()))),
-        )
-
-    def _diverged_message(self, report: SyncReport, num_new: int) -> int | None:
-        """The message in which the session and the prompt part; a fork parts from its donor."""
-        prompt = self.admitted.prompt
-        if report.diverged_at is not None:
-            return prompt.message_at(report.diverged_at)
-        named = {"tool_call": self.admitted.plan.owner_session_id, "hint": self.hinted_session_id}
-        is_fork = self.session.session_id != named.get(self.origin, self.session.session_id)
-        is_missed = report.cached and self.num_prefilled > num_new + 1
-        return prompt.message_at(report.cached) if is_fork or is_missed else None
 
     def _contention_notes(self) -> list[str]:
         """Advice for a host whose own threads slow us down; once for each engine."""
@@ -287,32 +273,30 @@ class _Turn:
         logger.warning("%s", note)
         return [note]
 
-    def _log(self, stats: TurnStats, parsed: ParsedTurn) -> None:
-        rate = stats.completion_tokens / stats.decode_s if stats.decode_s else 0.0
-        logger.info(
-            "turn session=%s origin=%s prompt=%d cached=%d prefill=%d rewound=%d new=%d sampled=%d "
-            "rounds=%d tau=%.2f queue_s=%.3f ttft_s=%.3f total_s=%.3f decode_tok_s=%.1f finish=%s",
-            stats.session_id,
-            stats.origin,
-            stats.prompt_tokens,
-            stats.cached_tokens,
-            stats.prefilled_tokens,
-            stats.rewound_tokens,
-            stats.new_tokens,
-            stats.completion_tokens,
-            stats.rounds,
-            stats.acceptance_length,
-            stats.queue_s,
-            stats.ttft_s,
-            stats.total_s,
-            rate,
-            parsed.finish_reason,
-        )
 
-
-def _prompt_hash(token_ids: tuple[int, ...]) -> str:
-    """blake2b-128 of the ids as little-endian 32-bit numbers, in hex."""
-    return blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=16).hexdigest()
+def _log(stats: TurnStats, finish_reason: str) -> None:
+    rate = stats.completion_tokens / stats.decode_s if stats.decode_s else 0.0
+    logger.info(
+        "turn session=%s origin=%s prompt=%d cached=%d prefill=%d rewound=%d new=%d sampled=%d "
+        "rounds=%d tau=%.2f batch=%.1f queue_s=%.3f ttft_s=%.3f total_s=%.3f "
+        "decode_tok_s=%.1f finish=%s",
+        stats.session_id,
+        stats.origin,
+        stats.prompt_tokens,
+        stats.cached_tokens,
+        stats.prefilled_tokens,
+        stats.rewound_tokens,
+        stats.new_tokens,
+        stats.completion_tokens,
+        stats.rounds,
+        stats.acceptance_length,
+        stats.batch_size,
+        stats.queue_s,
+        stats.ttft_s,
+        stats.total_s,
+        rate,
+        finish_reason,
+    )
 
 
 def _translated(error: Exception) -> Exception | None:

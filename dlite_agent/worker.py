@@ -1,9 +1,10 @@
-"""One thread that loads a service, owns it, and runs its tasks one after the other.
+"""One thread that loads a service, owns it, and runs its turns together.
 
 Whoever submits gets events through a sink that the worker's thread calls; nothing else crosses
-between the threads. Tasks run in the order in which they came. A *quick* task (a count, a look at
-the memory) is also run between two steps of a turn, so that it never waits for somebody's whole
-answer.
+between the threads. A sink must not block: the engine's put into queues without a limit, since an
+answer has one, so that nobody who reads slowly holds up others, or his own turn. Turns begin in the
+order in which they came. A question (a count, a look at the memory) is answered between two
+forwards, so that it never waits for somebody's whole answer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from typing import Literal
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.errors import CapacityError
-from dlite_agent.outputs import GenerationChunk
 from dlite_agent.tasks import (
     EngineInfo,
     Event,
@@ -66,7 +66,7 @@ class Worker:
     Args:
         load: Builds the service; called once, in the worker's thread.
         name: Names the thread, and the engine in errors.
-        max_queue: Tasks that may wait; the one that runs is not counted.
+        max_queue: Tasks that may wait; turns that run are not counted.
     """
 
     def __init__(self, load: Callable[[Progress], Service], *, name: str, max_queue: int) -> None:
@@ -168,14 +168,13 @@ class Worker:
                     self._state, self._info = "ready", service.info
                 self._listeners.clear()
                 self._changed.notify_all()
-            while (job := self._next()) is not None:
-                self._serve(service, job)
-                del job  # while we wait for the next one, its reader's memory is not ours to keep
+            while self._admit(service):
+                service.step()
         finally:
             with self._changed:
                 self._state = "closed"
+            service.close(closed_error(self._name))
             self._fail_waiting(closed_error(self._name))
-            service.close()
 
     def _report(self, stage: str, fraction: float) -> None:
         with self._changed:
@@ -201,48 +200,36 @@ class Worker:
         for job in jobs:
             job.put(Failure(error))
 
-    def _next(self) -> _Job | None:
-        """The oldest job that is still wanted, or None when the worker is closed."""
+    def _admit(self, service: Service) -> bool:
+        """Hand over what waits, or wait for something to do; False once the worker is closed."""
         with self._changed:
-            while self._state == "ready":
-                while self._jobs:
-                    job = self._jobs.popleft()
-                    if not job.is_cancelled:
-                        return job
-                self._changed.wait()
-        return None
+            self._changed.wait_for(
+                lambda: self._state != "ready" or self._jobs or service.num_turns
+            )
+            if self._state != "ready":
+                return False
+            if not self._jobs:  # the usual case
+                return True
+            wanted = [job for job in self._jobs if not job.is_cancelled]
+            questions = [job for job in wanted if not isinstance(job.task, ChatRequest)]
+            turns = [job for job in wanted if isinstance(job.task, ChatRequest)]
+            num_free = service.num_free
+            self._jobs = deque(turns[num_free:])
+        for job in questions:
+            _answer(service, job)
+        for job in turns[:num_free]:
+            assert isinstance(job.task, ChatRequest)
+            service.add(job.task, job)
+        return True
 
-    def _serve(self, service: Service, job: _Job) -> None:
-        is_quick = not isinstance(job.task, ChatRequest)
 
-        def should_stop() -> bool:
-            if not is_quick:
-                self._serve_quick(service)
-            return job.is_cancelled or self._state == "closed"
-
-        is_answered = False
-        outcome: Event = Finished()
-        try:
-            for event in service.run(job.task, job.submitted_s, should_stop):
-                is_answered = (
-                    not isinstance(event, GenerationChunk) or event.finish_reason is not None
-                )
-                job.put(event)
-            if self._state == "closed" and not is_answered:
-                outcome = Failure(closed_error(self._name))
-        except Exception as error:  # noqa: BLE001  # it belongs to the caller; the worker lives on
-            outcome = Failure(error)
-        except BaseException as panic:  # noqa: BLE001  # of a Rust extension; the same, but readable
-            outcome = Failure(RuntimeError(f"{type(panic).__name__}: {panic}"))
-        job.put(outcome)
-
-    def _serve_quick(self, service: Service) -> None:
-        """Run the quick tasks that wait, between two steps of a turn."""
-        if not self._jobs:  # the usual case, without the lock
-            return
-        with self._changed:
-            quick = [job for job in self._jobs if not isinstance(job.task, ChatRequest)]
-            for job in quick:
-                self._jobs.remove(job)
-        for job in quick:
-            self._serve(service, job)
+def _answer(service: Service, job: _Job) -> None:
+    assert not isinstance(job.task, ChatRequest)
+    try:
+        job.put(service.answer(job.task))
+    except Exception as error:  # noqa: BLE001  # it belongs to the caller; the worker lives on
+        job.put(Failure(error))
+    except BaseException as panic:  # noqa: BLE001  # of a Rust extension; the same, but readable
+        job.put(Failure(RuntimeError(f"{type(panic).__name__}: {panic}")))
+    else:
+        job.put(Finished())

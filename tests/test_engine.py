@@ -47,16 +47,16 @@ def engine(config: EngineConfig) -> Iterator[Engine]:
         yield engine
 
 
+def load_endless(config: EngineConfig, progress: Progress) -> Service:
+    """A model that never stops by itself."""
+    service = load_service(config, progress)
+    service.model.stop_token_ids = frozenset()
+    return service
+
+
 @pytest.fixture
 def endless(config: EngineConfig) -> Iterator[Engine]:
-    """An engine whose model never stops by itself."""
-
-    def load(config: EngineConfig, progress: Progress) -> Service:
-        service = load_service(config, progress)
-        service.model.stop_token_ids = frozenset()
-        return service
-
-    with Engine(config, loader=load) as engine:
+    with Engine(config, loader=load_endless) as engine:
         yield engine
 
 
@@ -290,34 +290,29 @@ async def test_many_tasks_are_served(engine: Engine) -> None:
     assert len({g.stats.session_id for g in generations}) == 8
 
 
-def test_turns_run_in_the_order_in_which_they_came(endless: Engine) -> None:
-    endless.load()
-    blocker = endless.stream(forever())
-    next(blocker)
-    done: list[int] = []
+def test_turns_begin_in_the_order_in_which_they_came(config: EngineConfig) -> None:
+    with Engine(replace(config, max_batch=1), loader=load_endless) as engine:
+        blocker = engine.stream(forever())
+        next(blocker)
+        done: list[int] = []
 
-    def ask(number: int) -> None:
-        endless.generate(hello(max_tokens=2, seed=number))
-        done.append(number)
+        def ask(number: int) -> None:
+            engine.generate(hello(max_tokens=2, seed=number))
+            done.append(number)
 
-    threads = []
-    for number in range(5):
-        threads.append(threading.Thread(target=ask, args=(number,)))
-        threads[-1].start()
-        wait_until(lambda count=number + 1: len(endless._host._jobs) == count)  # type: ignore[misc, attr-defined]
-    blocker.close()  # type: ignore[attr-defined]
-    for thread in threads:
-        thread.join(20)
-    assert done == sorted(done)
+        threads = []
+        for number in range(5):
+            threads.append(threading.Thread(target=ask, args=(number,)))
+            threads[-1].start()
+            wait_until(lambda count=number + 1: len(engine._host._jobs) == count)  # type: ignore[misc, attr-defined]
+        blocker.close()  # type: ignore[attr-defined]
+        for thread in threads:
+            thread.join(20)
+        assert done == sorted(done)
 
 
-def test_a_full_queue_is_refused(config: EngineConfig, endless: Engine) -> None:
-    def load(config: EngineConfig, progress: Progress) -> Service:
-        service = load_service(config, progress)
-        service.model.stop_token_ids = frozenset()
-        return service
-
-    with Engine(replace(config, max_queue=2), loader=load) as engine:
+def test_a_full_queue_is_refused(config: EngineConfig) -> None:
+    with Engine(replace(config, max_batch=1, max_queue=2), loader=load_endless) as engine:
         running = engine.stream(forever())
         next(running)
         waiting = [threading.Thread(target=list, args=(engine.stream(hello()),)) for _ in range(2)]

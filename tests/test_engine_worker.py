@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -21,8 +21,9 @@ from dlite_agent.tasks import (
     Finished,
     Inspect,
     Progress,
+    Question,
     Sink,
-    Task,
+    Ticket,
 )
 from dlite_agent.worker import Worker
 
@@ -30,36 +31,57 @@ INFO = EngineInfo("counting", 10, "null", "float32", "cpu", 1, 0.0)
 
 
 class CountingService:
-    """A turn yields one chunk for each permission, until it is stopped or has `max_tokens`."""
+    """Its turns take one step for each permission, until they are stopped or have `max_tokens`."""
 
     info = INFO
 
-    def __init__(self) -> None:
+    def __init__(self, max_turns: int = 1) -> None:
         self.permissions = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
         self.num_steps = 0
         self.is_closed = False
+        self.turns: list[tuple[ChatRequest, Ticket, int]] = []
+        self._max_turns = max_turns
 
-    def run(
-        self, task: Task, submitted_s: float, should_stop: Callable[[], bool]
-    ) -> Iterator[Event]:
+    @property
+    def num_turns(self) -> int:
+        return len(self.turns)
+
+    @property
+    def num_free(self) -> int:
+        return self._max_turns - len(self.turns)
+
+    def answer(self, question: Question) -> Count:
         self.thread = threading.current_thread()
-        if not isinstance(task, ChatRequest):
-            yield Count(self.num_steps)
-            return
-        if task.stop:
-            raise ValueError("no stop strings")
-        for step in range(task.sampling.max_tokens or 10**9):
-            while not self.permissions.acquire(timeout=0.01):
-                if should_stop():
-                    return
-            if should_stop():
-                return
-            self.num_steps += 1
-            yield GenerationChunk(token_ids=(step,))
-        yield GenerationChunk(finish_reason="stop")
+        return Count(self.num_steps)
 
-    def close(self) -> None:
+    def add(self, request: ChatRequest, ticket: Ticket) -> None:
+        self.turns.append((request, ticket, 0))
+
+    def step(self) -> None:
+        if not self.permissions.acquire(timeout=0.01) and not self._is_any_over():
+            return
+        turns, self.turns = self.turns, []
+        for request, ticket, step in turns:
+            if ticket.is_cancelled:
+                ticket.put(Finished())
+            elif step == (request.sampling.max_tokens or 10**9):
+                ticket.put(GenerationChunk(finish_reason="stop"))
+                ticket.put(Finished())
+            else:
+                self.num_steps += 1
+                ticket.put(GenerationChunk(token_ids=(step,)))
+                self.turns.append((request, ticket, step + 1))
+
+    def _is_any_over(self) -> bool:
+        return any(
+            ticket.is_cancelled or step == request.sampling.max_tokens
+            for request, ticket, step in self.turns
+        )
+
+    def close(self, error: BaseException) -> None:
+        for _, ticket, _ in self.turns:
+            ticket.put(Failure(error))
         self.is_closed = True
 
 
@@ -155,12 +177,19 @@ def test_a_question_is_answered_between_two_steps(worker: Worker, service: Count
     assert reader.events.empty()
 
 
-def test_an_error_belongs_to_its_task(worker: Worker) -> None:
+def test_an_error_belongs_to_its_task(
+    worker: Worker, service: CountingService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(question: Question) -> Count:
+        raise ValueError("no such thing")
+
     reader, other = Reader(), Reader()
-    worker.submit(turn(stop=("x",)), reader)
-    failure = reader.next()
+    with monkeypatch.context() as patch:
+        patch.setattr(service, "answer", answer)
+        worker.submit(Inspect(), reader)
+        failure = reader.next()
     assert isinstance(failure, Failure)
-    assert "no stop strings" in str(failure.error)
+    assert "no such thing" in str(failure.error)
     worker.submit(Inspect(), other)
     assert other.next() == Count(0)
 
@@ -172,13 +201,13 @@ class Panic(BaseException):
 def test_a_panic_of_an_extension_is_its_tasks_error_too(
     worker: Worker, service: CountingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(*_: object) -> Iterator[Event]:
+    def answer(question: Question) -> Count:
         raise Panic("index out of bounds")
 
     reader, other = Reader(), Reader()
     with monkeypatch.context() as patch:
-        patch.setattr(service, "run", run)
-        worker.submit(turn(), reader)
+        patch.setattr(service, "answer", answer)
+        worker.submit(Inspect(), reader)
         failure = reader.next()
     assert isinstance(failure, Failure)
     assert isinstance(failure.error, RuntimeError)
@@ -199,6 +228,25 @@ def test_a_sink_that_raises_cancels_its_task_only(worker: Worker, service: Count
     worker.submit(Inspect(), reader)
     reader.next()
     assert service.num_steps <= 2
+
+
+def test_turns_are_added_while_others_run_and_in_the_order_in_which_they_came() -> None:
+    service = CountingService(max_turns=3)
+    worker = Worker(lambda progress: service, name="counting", max_queue=9)
+    readers = [Reader() for _ in range(5)]
+    cancels = []
+    for number, reader in enumerate(readers):
+        cancels.append(worker.submit(turn(session_hint=str(number)), reader))
+    service.permissions.release()
+    for reader in readers[:3]:
+        assert reader.next() == GenerationChunk(token_ids=(0,))
+    assert [request.session_hint for request, _, _ in service.turns] == ["0", "1", "2"]
+    cancels[1]()
+    assert readers[1].next() == Finished()
+    service.permissions.release()
+    assert readers[3].next() == GenerationChunk(token_ids=(0,))
+    assert readers[4].events.empty()
+    worker.close()
 
 
 def test_close_fails_what_runs_and_what_waits(worker: Worker, service: CountingService) -> None:

@@ -195,7 +195,7 @@ def test_a_cancelled_prefill_is_resumed(load: Load) -> None:
 def test_what_was_sampled_before_a_cancel_can_be_continued(load: Load) -> None:
     service = load()
     agent = converse(service, Agent("fix it"), 1)
-    got = chunks(service, agent.request(), after(9))
+    got = chunks(service, agent.request(), after(5))
     ids = tuple(token for chunk in got for token in chunk.token_ids)
     text = "".join(d.text for c in got for d in c.deltas if isinstance(d, TextDelta))
     assert ids

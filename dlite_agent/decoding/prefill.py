@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Never
 
 import torch
 
@@ -21,7 +22,7 @@ def prefill_steps(
     prompt: list[int],
     should_stop: Callable[[], bool],
     chunk_rows: Callable[[], int],
-) -> Steps[object, None]:
+) -> Steps[Never, None]:
     """Extend the ids to the prompt, with their KV rows, and compute the logits that follow.
 
     A chunk is committed as a whole; between two chunks there is a pause. Stopped, closed or failed,
@@ -33,7 +34,8 @@ def prefill_steps(
         state: Mutated. Holds a prefix of the prompt, with all its KV rows.
         prompt: All ids, at least one more than the state has.
         should_stop: Asked after each pause; True ends the prefill.
-        chunk_rows: Most rows of the next chunk.
+        chunk_rows: Most rows of the next chunk; 0: there is no room for one now, ask again after
+            a pause.
 
     Raises:
         CapacityError: The KV pool is full.
@@ -44,7 +46,11 @@ def prefill_steps(
             yield Pause("prefill")
             if should_stop():
                 return
-        chunk = prompt[start : start + chunk_rows()]
+        while (max_rows := chunk_rows()) == 0:
+            yield Pause("room")
+            if should_stop():
+                return
+        chunk = prompt[start : start + max_rows]
         is_last = start + len(chunk) == len(prompt)
         yield from _chunk_steps(target, drafter, state, chunk, is_last=is_last)
         is_begun = True
@@ -57,7 +63,7 @@ def _chunk_steps(
     token_ids: list[int],
     *,
     is_last: bool,
-) -> Steps[object, None]:
+) -> Steps[Never, None]:
     num_rows = len(token_ids)
     state.kv.reserve(num_rows)
     output = yield ForwardRows(

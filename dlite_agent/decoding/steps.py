@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, Never, TypeVar
 
 from dlite_agent.models.target import ForwardRows, TargetModel, TargetOutput
 
-__all__ = ["Pause", "Steps", "drive", "run_alone"]
+__all__ = ["Pause", "Steps", "drive", "next_item", "run_alone"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -27,11 +27,11 @@ class Pause:
 
     Attributes:
         reason: `prefill`: the next chunk is made when it is resumed, in the size that is right
-            then; `room`: KV memory that others hold is needed; `prefix`: another turn computes
-            tokens that this one can fork.
+            then; `room`: it needs more KV memory than is free; `admission`: the same, before it
+            holds any; `prefix`: another turn computes tokens that this one can fork.
     """
 
-    reason: Literal["prefill", "room", "prefix"]
+    reason: Literal["prefill", "room", "admission", "prefix"]
 
 
 Steps = Generator[ForwardRows | Pause | Item, TargetOutput | None, Result]
@@ -67,6 +67,27 @@ def drive(target: TargetModel, steps: Steps[Item, Result]) -> Generator[Item, No
         except StopIteration as done:
             result: Result = done.value
             return result
+
+
+def next_item(steps: Steps[Item, object]) -> Steps[Never, Item | None]:
+    """Run steps up to their next item, inside of other steps; None at their end.
+
+    What is thrown in goes on to them.
+    """
+    try:
+        step = steps.send(None)
+        while isinstance(step, ForwardRows | Pause):
+            try:
+                output = yield step
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001  # the steps decide what it means
+                step = steps.throw(error)
+            else:
+                step = steps.send(output)
+    except StopIteration:
+        return None
+    return step
 
 
 def run_alone(target: TargetModel, steps: Steps[Item, Result]) -> Result:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from typing import Never
 
 from dlite_agent.decoding.loop import Round, decode_steps
 from dlite_agent.decoding.prefill import prefill_steps
 from dlite_agent.decoding.state import DecodeState
-from dlite_agent.decoding.steps import Pause, Steps, drive, run_alone
+from dlite_agent.decoding.steps import Pause, Steps, drive, next_item, run_alone
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.errors import SessionBusyError, SessionError
 from dlite_agent.models.kv_pool import KVCache
-from dlite_agent.models.target import TargetHidden, TargetModel, TargetOutput
+from dlite_agent.models.target import TargetHidden, TargetModel
 from dlite_agent.sampling import Sampler
 from dlite_agent.sessions.prefix import SyncReport, check_prompt, common_prefix_length
 
@@ -130,7 +131,7 @@ class Session:
         in_place: bool = True,
         should_stop: Callable[[], bool] = never,
         chunk_rows: Callable[[], int] | None = None,
-    ) -> Steps[object, SyncReport]:
+    ) -> Steps[Never, SyncReport]:
         """Make the session hold exactly `prompt_ids`, and the logits that follow them.
 
         Keeps the common prefix, drops the rest, and prefills what is new in chunks, with a pause
@@ -142,7 +143,8 @@ class Session:
             in_place: The session may lose more than its last turn. False refuses that; fork it
                 instead.
             should_stop: Asked before every chunk.
-            chunk_rows: Most rows of the next chunk, asked after every pause; None: `prefill_chunk`.
+            chunk_rows: Most rows of the next chunk, asked after every pause; 0 pauses once more;
+                None: `prefill_chunk`.
 
         Raises:
             RequestError: The prompt is empty or names an id outside the vocabulary.
@@ -219,7 +221,10 @@ class Session:
 
             target, drafter = self._target, self._drafter
             steps = decode_steps(target, drafter, state, sampler, limits, must_stop)
-            yield from self._noting_answers(steps)
+            with closing(steps):
+                while round_ := (yield from next_item(steps)):
+                    self._has_answer = True
+                    yield round_
 
     def rewind(self, length: int) -> None:
         """Forget all ids from `length` on.
@@ -285,18 +290,6 @@ class Session:
         self._truncate_to(cached)
         self._has_answer = False
         return turn_start
-
-    def _noting_answers(self, steps: Steps[Round, None]) -> Steps[Round, None]:
-        """The same steps; a round means that there is an answer."""
-        answer: TargetOutput | None = None
-        with closing(steps):
-            while True:
-                try:
-                    step = steps.send(answer)
-                except StopIteration:
-                    return
-                self._has_answer |= isinstance(step, Round)
-                answer = yield step
 
     def _truncate_to(self, length: int) -> None:
         self._state.truncate_to(length)

@@ -1,0 +1,152 @@
+"""What happened in a turn, and the figures that are made of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from dlite_agent.admission import AdmittedRequest
+from dlite_agent.batch_share import BatchShare
+from dlite_agent.chat.stream_parser import ParsedTurn
+from dlite_agent.decoding.loop import Round
+from dlite_agent.outputs import TurnStats
+from dlite_agent.sessions.session import SyncReport
+
+__all__ = ["TurnRecord", "TurnTimes"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TurnTimes:
+    """Moments of `time.perf_counter`, and seconds.
+
+    Attributes:
+        submitted_s: It was asked for.
+        started_s: It got its place in the batch.
+        rendered_s: Its prompt was rendered.
+        acquired_s: It got its session.
+        prefilled_s: The session held its prompt.
+        first_token_s: Its first token was sampled; 0 before that.
+        decode_s: Seconds of all rounds.
+    """
+
+    submitted_s: float
+    started_s: float = field(default_factory=time.perf_counter)
+    rendered_s: float = 0.0
+    acquired_s: float = 0.0
+    prefilled_s: float = 0.0
+    first_token_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(slots=True)
+class TurnRecord:
+    """Notes of one turn, from when it has a session.
+
+    Attributes:
+        admitted: What runs.
+        session_id: On which session.
+        origin: Why that one.
+        hinted_session_id: Which one its hint named.
+        num_new: Prompt tokens that no earlier turn knew.
+        share: Its part in the batch.
+        times: When what happened.
+        report: Of its sync, once that is over.
+        rounds: So far.
+        sampled: Ids so far.
+    """
+
+    admitted: AdmittedRequest
+    session_id: str
+    origin: str
+    hinted_session_id: str | None
+    num_new: int
+    share: BatchShare
+    times: TurnTimes
+    report: SyncReport | None = None
+    rounds: list[Round] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
+
+    def add(self, round_: Round) -> None:
+        """Note a round."""
+        self.times.first_token_s = self.times.first_token_s or time.perf_counter()
+        self.sampled.extend(round_.token_ids)
+        self.rounds.append(round_)
+        logger.debug(
+            "round session=%s source=%s drafted=%d accepted=%d committed=%d",
+            self.session_id,
+            round_.source,
+            round_.num_drafted,
+            round_.num_accepted,
+            len(round_.token_ids),
+        )
+
+    def stats(self, parsed: ParsedTurn, drafter: str, notes: Sequence[str]) -> TurnStats:
+        """The figures of a turn whose sync is over.
+
+        Args:
+            parsed: Its answer.
+            drafter: Which drafter ran.
+            notes: For a person, beside those of prompt and answer.
+        """
+        prompt, sampling = self.admitted.prompt, self.admitted.sampling
+        times, report = self.times, self.report
+        assert report is not None
+        assert sampling.seed is not None
+        params = {
+            name: getattr(sampling, name)
+            for name in ("temperature", "top_k", "top_p", "max_tokens")
+        }
+        first_token_s = times.first_token_s or time.perf_counter()
+        return TurnStats(
+            session_id=self.session_id,
+            origin=self.origin,
+            prompt_tokens=len(prompt.token_ids),
+            new_tokens=self.num_new,
+            cached_tokens=report.cached,
+            prefilled_tokens=report.prefilled,
+            rewound_tokens=report.rewound,
+            completion_tokens=len(self.sampled),
+            reasoning_tokens=parsed.num_reasoning_tokens,
+            rounds=sum(round_.source != "prefill" for round_ in self.rounds),
+            drafted_tokens=sum(round_.num_drafted for round_ in self.rounds),
+            accepted_tokens=sum(round_.num_accepted for round_ in self.rounds),
+            batch_size=self.share.mean_turns,
+            queue_s=times.started_s - times.submitted_s + times.acquired_s - times.rendered_s,
+            render_s=times.rendered_s - times.started_s,
+            prefill_s=times.prefilled_s - times.acquired_s,
+            decode_s=times.decode_s,
+            ttft_s=first_token_s - times.submitted_s,
+            total_s=time.perf_counter() - times.submitted_s,
+            replayed=tuple(
+                "generated" if turn.message_index in prompt.spliced else "rendered"
+                for turn in self.admitted.plan.turns
+            ),
+            diverged_message=self._diverged_message(report),
+            prompt_hash=_prompt_hash(prompt.token_ids),
+            seed=sampling.seed,
+            sampling=params,
+            drafter=drafter,
+            notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *notes))),
+        )
+
+    def _diverged_message(self, report: SyncReport) -> int | None:
+        """The message in which the session and the prompt part; a fork parts from its donor."""
+        prompt = self.admitted.prompt
+        if report.diverged_at is not None:
+            return prompt.message_at(report.diverged_at)
+        named = {"tool_call": self.admitted.plan.owner_session_id, "hint": self.hinted_session_id}
+        is_fork = self.session_id != named.get(self.origin, self.session_id)
+        is_missed = report.cached and report.prefilled > self.num_new + 1
+        return prompt.message_at(report.cached) if is_fork or is_missed else None
+
+
+def _prompt_hash(token_ids: tuple[int, ...]) -> str:
+    """blake2b-128 of the ids as little-endian 32-bit numbers, in hex."""
+    return blake2b(np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=16).hexdigest()
