@@ -104,6 +104,8 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{name} is {value!r}, but must be at least 1; leave it out for the default"
                 )
+        if not self.cache_dir:
+            raise ConfigurationError("cache_dir is ''; name a folder, or use 'auto' or 'off'")
         for name in ("reproducible", "audit"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -118,7 +120,7 @@ class EngineConfig:
         environ = os.environ if environ is None else environ
         named = Path(environ.get("XDG_CACHE_HOME", ""))
         if not named.is_absolute():  # the XDG rules: a relative one is not valid
-            home = Path(environ.get("HOME", "") or os.path.expanduser("~"))
+            home = Path(environ.get("HOME", ""))
             if not home.is_absolute():
                 return None
             named = home / ".cache"
