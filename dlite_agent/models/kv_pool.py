@@ -5,9 +5,10 @@ are cut into pages of `PAGE_ROWS`. A `KVCache` holds page numbers; row i of a se
 `i // PAGE_ROWS`. Growth takes the page behind the last one whenever it is free, so a session is
 mostly one or two contiguous *spans*, and it never copies.
 
-On a CPU the pool is reserved virtually: memory is committed when a page is first written, so the
-pool may have the size of the budget rather than of the contexts in use. `KVPool.close` gives all of
-it back; single pages are only reused.
+On a CPU the pool is reserved virtually: memory is committed when it is first written, so the pool
+may have the size of the budget rather than of the contexts in use. Large memory pages (2 MiB for a
+layer's keys or values of a head) are used where a first session's take a quarter of the budget at
+most. `KVPool.close` gives all of it back; single pages are only reused.
 
     # rows of a cache:  [0, length) committed · [length, length + num_tentative) tentative, gone
     # unless committed
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.errors import CapacityError, ConfigurationError
+from dlite_agent.kernels.large_pages import LARGE_PAGE_BYTES, prefer_large_pages
 from dlite_agent.models.spans import RunViews, Span
 
 if TYPE_CHECKING:
@@ -72,6 +74,9 @@ class KVPool:
                 f"cannot reserve max_kv_bytes={max_bytes!r} on {str(device)!r}: {error}; lower "
                 "max_kv_bytes"
             ) from error
+        first_write = 2 * config.num_layers * config.num_kv_heads * LARGE_PAGE_BYTES
+        if first_write <= max_bytes // 4:
+            prefer_large_pages(memory)
         self._keys, self._values = memory.unbind(1)  # [L, K, P, D]
         self._caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._references = np.zeros(self.num_pages, dtype=np.int32)
@@ -248,13 +253,7 @@ class KVCache:
         self._slots = self._make_views(self.length, self.length + count)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Fill the tentative rows of a layer.
-
-        Args:
-            layer: Layer number.
-            keys: [K, Q, D] with Q = `num_tentative`; cast to the pool's type.
-            values: [K, Q, D].
-        """
+        """Fill a layer's tentative rows with keys and values [K, `num_tentative`, D]; casts."""
         done = 0
         for slot in self._slots:
             count = slot.keys[layer].shape[1]

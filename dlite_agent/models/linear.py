@@ -1,17 +1,21 @@
 """The seam through which every matrix product with a weight goes.
 
 `make_linear` picks the layout that was measured fastest for the type and device; callers see
-`Linear`.
+`Linear`. On a CPU, weights move into large memory pages (`kernels.large_pages`).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-__all__ = ["Linear", "PackedLinear", "TransposedLinear", "make_linear"]
+from dlite_agent.errors import ConfigurationError
+from dlite_agent.kernels.large_pages import gather_pages
+
+__all__ = ["Int8Linear", "Linear", "PackedLinear", "TransposedLinear", "make_linear"]
 
 
 class Linear(Protocol):
@@ -37,6 +41,7 @@ class TransposedLinear:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight.t().contiguous()
+        gather_pages(self._weight)
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,6 +61,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+        gather_pages(self._weight)
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -73,11 +79,66 @@ class PackedLinear:
         return out
 
 
+class Int8Linear:
+    """A bfloat16 weight kept as whole numbers from -127 to 127 and one factor an output channel.
+
+    Symmetric and to the nearest: an element is off by at most half a factor, which is the largest
+    element of its channel over 127. Activations stay bfloat16.
+
+    One row reads half the bytes of bfloat16: 6144 x 1024 takes 995 instead of 1,123 µs, 3072 x 576
+    takes 284 instead of 409. Eight rows take 2,541 and 662 µs, where `PackedLinear` takes 1,160 and
+    431: this is for memory, and for decoding without drafts.
+
+    Args:
+        weight: [out, in] bfloat16; not kept.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        wide = weight.to(torch.float32)
+        factors = wide.abs().amax(dim=1, keepdim=True).div_(127).to(torch.bfloat16)  # [out, 1]
+        factors = torch.where(factors == 0, torch.ones_like(factors), factors)
+        levels = wide.div_(factors.to(torch.float32)).round_().clamp_(-127, 127)
+        self._levels = levels.to(torch.int8)
+        self._factors = factors.view(-1)
+        self.nbytes = self._levels.nbytes + self._factors.nbytes
+        gather_pages(self._levels)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x·Wᵀ."""
+        if x.device.type == "cpu" and x.shape[0] <= _FEW_ROWS:
+            return torch._weight_int8pack_mm(x, self._levels, self._factors)
+        return functional.linear(x, self._levels.to(x.dtype)).mul_(self._factors)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Residual + x·Wᵀ."""
+        return self(x).add_(residual)
+
+    def restored(self) -> Tensor:
+        """The weight that is computed with, [out, in] float32."""
+        return self._levels.to(torch.float32) * self._factors.to(torch.float32).unsqueeze(1)
+
+
 _TYPICAL_ROWS = 1
+_FEW_ROWS = 16  # above, int8's own kernel is slower than a product with the restored weight
 
 
-def make_linear(weight: Tensor) -> Linear:
-    """Take over a weight [out, in] in the layout that is fastest for its type and device."""
+def make_linear(weight: Tensor, quantize: Literal["int8"] | None = None) -> Linear:
+    """Take over a weight [out, in] in the layout that is fastest for its type and device.
+
+    Args:
+        weight: [out, in].
+        quantize: `"int8"`: keep whole numbers and a factor a channel; for bfloat16 only.
+
+    Raises:
+        ConfigurationError: Another type was to be quantized.
+    """
+    if quantize == "int8":
+        if weight.dtype != torch.bfloat16:
+            raise ConfigurationError(
+                f"int8 weights compute in bfloat16, but dtype is {str(weight.dtype)!r}; use "
+                "dtype='bfloat16' or leave the weights unquantized"
+            )
+        return Int8Linear(weight)
     if (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
