@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.config import HistoryMode, SamplingParams
@@ -26,6 +26,8 @@ class ChatRequest:
         history: Overrides the engine's mode for this call; None keeps it.
         stop: Strings that end the content; no part of it. Thoughts and calls are not searched.
         num_choices: How many independent answers, from `sampling.choice_index` on.
+        when_full: What happens where `max_queue` requests wait already: `"error"` raises
+            `CapacityError` (a server's choice), `"wait"` waits for a place (a program's own).
     """
 
     messages: tuple[Message, ...]
@@ -36,6 +38,7 @@ class ChatRequest:
     history: HistoryMode | None = None
     stop: tuple[str, ...] = ()
     num_choices: int = 1
+    when_full: Literal["error", "wait"] = "error"
 
 
 class ChatBackend(Protocol):

@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -38,6 +38,7 @@ from dlite_agent.tasks import (
     Task,
     Usage,
 )
+from dlite_agent.turnstile import Turnstile
 from dlite_agent.worker import Worker
 
 __all__ = ["Engine"]
@@ -71,6 +72,7 @@ class Engine:
         self._loader = loader
         self._pid = os.getpid()
         self._host = _new_host(self.config, loader)
+        self._turnstile = Turnstile(self.config.max_queue)
         self._finalizer = weakref.finalize(self, _close_host, self._host)
 
     @classmethod
@@ -146,6 +148,7 @@ class Engine:
         """
         events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         choices = split_choices(request)
+        self._turnstile.enter(len(choices), waits=request.when_full == "wait")
         cancel = self._submit_choices(choices, lambda *event: events.put(event))
         num_running = len(choices)
         try:
@@ -180,6 +183,7 @@ class Engine:
         def put(choice_index: int, event: Event) -> None:
             loop.call_soon_threadsafe(events.put_nowait, (choice_index, event))
 
+        await self._turnstile.aenter(len(choices), waits=request.when_full == "wait")
         cancel = self._submit_choices(choices, put)
         num_running = len(choices)
         try:
@@ -227,16 +231,34 @@ class Engine:
     def _submit_choices(
         self, choices: Sequence[ChatRequest], sink: Callable[[int, Event], None]
     ) -> Callable[[], None]:
-        """Submit all or none; the sink gets each event with its choice's number."""
+        """Submit all or none; the sink gets each event with its choice's number.
+
+        A choice gives its place back when its turn ends, read or not, or is cancelled.
+        """
         cancels: list[Callable[[], None]] = []
+        inside = set(range(len(choices)))
+        lock = threading.RLock()  # a collected iterator may cancel from any frame
+
+        def leave(indices: Iterable[int]) -> None:
+            with lock:
+                leaving = inside.intersection(indices)
+                inside.difference_update(leaving)
+            if leaving:
+                self._turnstile.leave(len(leaving))
+
+        def deliver(index: int, event: Event) -> None:
+            if isinstance(event, Finished | Failure):
+                leave([index])
+            sink(index, event)
 
         def cancel_all() -> None:
             for cancel in cancels:
                 cancel()
+            leave(range(len(choices)))
 
         try:
             for index, choice in enumerate(choices):
-                cancels.append(self._submit(choice, partial(sink, index)))
+                cancels.append(self._submit(choice, partial(deliver, index)))
         except BaseException:
             cancel_all()
             raise
