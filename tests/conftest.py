@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 
 # A shell that runs the suite in the background ignores Ctrl-C for it, and the programs that tests
@@ -15,6 +16,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
+# Cost tables go here and not into the user's cache: one for each model and suite.
+_cache = tempfile.TemporaryDirectory(prefix="dlite-agent-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_CACHE_HOME"] = _cache.name
 
 import pytest
 from hypothesis import HealthCheck, settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,3 +182,24 @@ def test_an_override_that_is_no_field_is_named_with_the_known_ones() -> None:
         ConfigurationError, match=r"'models' is not an engine option; known: .*model"
     ):
         EngineConfig.from_env({}, models="x")
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"XDG_CACHE_HOME": "/cache", "HOME": "/home/me"}, "/cache/dlite-agent"),
+        ({"HOME": "/home/me"}, "/home/me/.cache/dlite-agent"),
+        ({"XDG_CACHE_HOME": "relative", "HOME": "/home/me"}, "/home/me/.cache/dlite-agent"),
+        ({}, None),
+    ],
+)
+def test_cache_folder_is_the_users_own(environ: dict[str, str], folder: str | None) -> None:
+    expected = None if folder is None else Path(folder)
+    assert EngineConfig().cache_folder(environ) == expected
+
+
+def test_cache_folder_can_be_named_or_turned_off(tmp_path: Path) -> None:
+    assert EngineConfig(cache_dir=str(tmp_path)).cache_folder() == tmp_path
+    assert EngineConfig(cache_dir="off").cache_folder() is None
+    with pytest.raises(ConfigurationError, match="cache_dir"):
+        EngineConfig(cache_dir="")
