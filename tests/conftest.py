@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 # A shell that runs the suite in the background ignores Ctrl-C for it, and the programs that tests
@@ -17,8 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 # Cost tables go here and not into the user's cache: one for each model and suite.
-_cache = tempfile.TemporaryDirectory(prefix="dlite-agent-tests-", ignore_cleanup_errors=True)
-os.environ["XDG_CACHE_HOME"] = _cache.name
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dlite-agent-tests-")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -33,6 +34,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("dlite")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_folder() -> Iterator[None]:
+    yield
+    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
