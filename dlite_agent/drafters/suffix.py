@@ -25,9 +25,11 @@ class SuffixState:
 
     Attributes:
         history: The tokens.
+        match_length: How many tokens the match of the last proposal agreed in; 0 without one.
     """
 
     history: TokenHistory
+    match_length: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -86,10 +88,15 @@ class SuffixDrafter:
     ) -> DraftBlock:
         """A continuation, or nothing where the last token is new to the session."""
         match = _own(state).match()
+        _own(state).match_length = match.length
         count = min(budget, self._max_block, 2 * match.length)
         if count <= 0:
             return DraftBlock(source=self.name)
         return DraftBlock(_own(state).continuation(match.position, count), source=self.name)
+
+    def match_length(self, state: DraftState | None) -> int:
+        """How many tokens the match of the last proposal agreed in; 0 without one."""
+        return _own(state).match_length
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Append ids."""
