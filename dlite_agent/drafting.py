@@ -1,0 +1,92 @@
+"""Which drafter an engine runs: the one that was named, or a controller over what fits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from dlite_agent.config import EngineConfig
+from dlite_agent.decoding.controller import Controller, Source
+from dlite_agent.decoding.load import Load
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.load import load_drafter
+from dlite_agent.drafters.suffix import SuffixDrafter
+from dlite_agent.errors import CapacityError
+from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
+from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_cost_table
+from dlite_agent.models.target import TargetModel
+
+__all__ = ["cost_table_of", "make_drafter"]
+
+logger = logging.getLogger(__name__)
+
+_BUDGET_S = 1.0
+
+
+def make_drafter(
+    config: EngineConfig,
+    target: TargetModel,
+    fingerprint: str,
+    load: Load,
+    report: Callable[[str, float], None],
+) -> Drafter:
+    """The drafter of an engine.
+
+    `"auto"` is a controller; a drafter that is named drafts whenever it has something, whatever
+    that costs, which is what its own figures are measured with.
+
+    Args:
+        config: Names the drafter; `reproducible` freezes what the controller reads.
+        target: What it drafts for, loaded; on a machine where it was never measured before, it is
+            measured now.
+        fingerprint: Of the checkpoint.
+        load: The other turns of a forward; whoever schedules sets it.
+        report: Hears the stage, as `tasks.Progress`.
+
+    Raises:
+        DrafterMismatchError: There is no drafter of this name, or it does not fit.
+    """
+    drafter = load_drafter(config.drafter, target.config)
+    if config.drafter != "auto":
+        return drafter
+    match_length = drafter.match_length if isinstance(drafter, SuffixDrafter) else None
+    return Controller(
+        [Source(drafter, match_length)],
+        cost_table_of(config, target, fingerprint, report),
+        load=load,
+        clock=None if config.reproducible else time.perf_counter,
+        name=f"auto({drafter.name})",
+    )
+
+
+def cost_table_of(
+    config: EngineConfig,
+    target: TargetModel,
+    fingerprint: str,
+    report: Callable[[str, float], None],
+) -> CostTable:
+    """What a forward costs here: frozen, known from an earlier start, or measured now."""
+    frozen = frozen_cost_table(target.config, target.dtype.itemsize)
+    if config.reproducible:
+        return frozen
+    folder, key = config.cache_folder(), cost_key(target, fingerprint)
+    table = read_cost_table(folder, key) if folder is not None else None
+    if table is not None:
+        return table
+    report("measuring", 0.0)
+    began_s = time.perf_counter()
+    try:
+        table = measure_cost_table(target, budget_s=_BUDGET_S)
+    except CapacityError:  # no page is free beside what somebody else holds
+        return frozen
+    logger.info(
+        "measured step_ms=%.3f rows_8=%.2f rows_33=%.2f took_s=%.2f",
+        table.step_s * 1e3,
+        table.round_s(8) / table.step_s,
+        table.round_s(33) / table.step_s,
+        time.perf_counter() - began_s,
+    )
+    if folder is not None:
+        write_cost_table(folder, key, table)
+    return table
