@@ -12,11 +12,16 @@ from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.drafters.load import load_drafter
+from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.known_tokens import KnownTokens
 from dlite_agent.models.transformer import DenseTransformer
-from dlite_agent.models.weights import load_target, resolve_checkpoint, sampling_defaults
+from dlite_agent.models.weights import (
+    fingerprint,
+    load_target,
+    resolve_checkpoint,
+    sampling_defaults,
+)
 from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.store import SessionStore
 from dlite_agent.tasks import (
@@ -137,7 +142,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
             f"only {target.config.vocab_size}; the files belong to different checkpoints"
         )
     renderer = Renderer(tokenizer)
-    drafter = load_drafter(config.drafter, target.config)
+    load = Load()
+    drafter = make_drafter(config, target, fingerprint(folder), load, stages.report)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
         (target.config.max_position_embeddings, "use a checkpoint with a longer context"),
@@ -160,6 +166,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         defaults=sampling_defaults(folder),
         stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
         closing_id=closing_id,
+        load=load,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )
 
