@@ -290,7 +290,7 @@ def _new_host(
 ) -> Host:
     if config.isolation == "process":
         # Only who asks for it pays for the import.
-        from dlite_agent.process_engine import ProcessHost
+        from dlite_agent.process.host import ProcessHost
 
         if loader is not None:
             raise ConfigurationError(

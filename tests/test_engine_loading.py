@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.config import EngineConfig
-from dlite_agent.engine_process import _portable
 from dlite_agent.errors import (
     ConfigurationError,
     ContextLengthExceededError,
@@ -17,6 +16,7 @@ from dlite_agent.errors import (
     UnsupportedCheckpointError,
 )
 from dlite_agent.loading import LoadedModel, load_model
+from dlite_agent.process.child import _portable
 from tests.tiny_checkpoint import control_id, write_checkpoint
 
 

@@ -20,10 +20,10 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from dlite_agent.channel import Channel
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import CapacityError, ConfigurationError, DLiteError
 from dlite_agent.outputs import GenerationChunk
+from dlite_agent.process.channel import Channel
 from dlite_agent.tasks import (
     Count,
     EngineInfo,
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "
-    "from dlite_agent.engine_process import serve; serve(int(sys.argv[1]))"
+    "from dlite_agent.process.child import serve; serve(int(sys.argv[1]))"
 )
 
 

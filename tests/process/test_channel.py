@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from dlite_agent.channel import Channel
+from dlite_agent.process.channel import Channel
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_end_of_the_other_side_ends_receive(pair: tuple[Channel, Channel]) -
 
 
 def test_an_orphan_ends(pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlite_agent.channel._POLL_S", 0.01)
+    monkeypatch.setattr("dlite_agent.process.channel._POLL_S", 0.01)
     _, right = pair
     asked = iter([False, True])
     right.receive(print, lambda: next(asked))

@@ -85,8 +85,22 @@ def test_errors_keep_their_class_and_advice(engine: Engine) -> None:
     with pytest.raises(ContextLengthExceededError, match="longer context") as caught:
         engine.generate(long)
     assert caught.value.limit == 4096
-    with pytest.raises(UnsupportedParameterError, match="stop strings"):
-        engine.generate(ChatRequest((Message("user", "x"),), stop=("END",)))
+    unknown = SamplingParams(stop_token_ids=(10**6,))
+    with pytest.raises(UnsupportedParameterError, match="stop_token_ids"):
+        engine.generate(ChatRequest((Message("user", "x"),), sampling=unknown))
+
+
+async def test_concurrent_turns_share_forwards_in_the_child(
+    engine: Engine, config: EngineConfig
+) -> None:
+    agents = [Agent(f"task {number} of many") for number in range(8)]
+    together = await asyncio.gather(*(engine.agenerate(agent.request()) for agent in agents))
+    assert max(generation.stats.batch_size for generation in together) > 1.5
+    with Engine(replace(config, isolation="thread", threads=None)) as other:
+        for agent, generation in zip(agents, together, strict=True):
+            alone = await asyncio.to_thread(other.generate, agent.request())
+            assert alone.token_ids == generation.token_ids
+            assert alone.stats.batch_size == 1.0
 
 
 def test_closing_a_stream_cancels_the_turn_in_the_child(engine: Engine) -> None:
@@ -192,7 +206,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         text=True,
         timeout=90,
         check=False,
-        env={"PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
     pid = int(done.stdout)

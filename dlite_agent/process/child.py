@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.channel import Channel
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import DLiteError
+from dlite_agent.process.channel import Channel
 from dlite_agent.tasks import (
     CountTokens,
     Event,
