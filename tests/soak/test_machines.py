@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
-from dlite_agent.errors import CapacityError
 from tests.chat import test_stream_parser as parser
 from tests.sessions import test_session_machine, test_store
 
@@ -36,29 +35,9 @@ def test_sessions_for_long() -> None:
 
 @settings(max_examples=1000)
 @given(st.lists(test_store.steps, min_size=10, max_size=60))
-def test_store_for_long(traffic: list[tuple[int, int, bool, str]]) -> None:
-    """As in `tests/sessions`, but long enough for a request to take over another one's session."""
+def test_store_for_long(traffic: test_store.Traffic) -> None:
     target, store = test_store.open_store(num_pages=5)
-    ids = test_store.ids
-    prompts = {name: ids(0, 200) + ids(name + 1, 30) for name in range(4)}
-    newest: dict[int, test_store.Turn] = {}
-    for number, (name, num_new, tool, kind) in enumerate(traffic):
-        prompt, how = test_store.request(kind, prompts[name], newest.get(name), number)
-        kept = {turn.session: turn.token_ids for turn in newest.values()}
-        try:
-            turn = test_store.run(store, prompt, tool=tool, **how)
-        except CapacityError:
-            prompts[name] = ids(0, 200) + ids(name + 1, 30)
-            newest.pop(name, None)
-            continue
-        assert turn.token_ids[: len(prompt)] == prompt
-        kept.pop(turn.session, None)
-        test_store.check(store, kept)
-        # With nothing else to evict, an idle session serves whoever needs its pages.
-        newest = {n: other for n, other in newest.items() if other.session is not turn.session}
-        if kind != "title":
-            newest[name] = turn
-            prompts[name] = turn.token_ids + ids(100 + number, num_new)
+    test_store.run_traffic(store, traffic)
     store.close()
     assert target.new_cache().pool.used_bytes == 0
 
