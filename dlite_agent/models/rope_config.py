@@ -45,14 +45,14 @@ def read_rope(config: Json, override: RopeScaling | None, name: str, max_positio
     theta = positive_number(stored.pop("rope_theta", 10_000.0), "rope_theta", name)
     if theta <= 1:
         raise UnsupportedCheckpointError(
-            f"{name!r}: rope_theta={theta!r} in config.json is not above 1; the checkpoint is "
+            f"{name!r}: rope_theta={theta!r} in its config is not above 1; the checkpoint is "
             "damaged"
         )
     declared = config.get("max_position_embeddings")
     declared = max_positions if declared is None else declared
     if not isinstance(declared, int) or isinstance(declared, bool) or declared < 1:
         raise UnsupportedCheckpointError(
-            f"{name!r}: max_position_embeddings={declared!r} in config.json is not a positive "
+            f"{name!r}: max_position_embeddings={declared!r} in its config is not a positive "
             "whole number; the checkpoint is damaged"
         )
     if override is None:
@@ -71,7 +71,7 @@ def positive_number(value: object, field: str, name: str) -> float:
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
         raise UnsupportedCheckpointError(
-            f"{name!r}: {field}={value!r} in config.json is not a positive number; the checkpoint "
+            f"{name!r}: {field}={value!r} in its config is not a positive number; the checkpoint "
             "is damaged"
         )
     return float(value)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-from dlite_agent.config import SamplingParams
+from dlite_agent.config import Quantization, SamplingParams
 from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
@@ -25,9 +23,13 @@ from dlite_agent.models.checkpoint_source import (
     read_json_file,
 )
 from dlite_agent.models.device import free_memory_bytes, resolve_device, resolve_dtype
+from dlite_agent.models.gguf_config import generation_json
+from dlite_agent.models.gguf_file import GGUFFile
 from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig
 from dlite_agent.models.transformer import DenseTransformer
+from dlite_agent.models.weight_files import WeightReader, stored_weights
+from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = ["fingerprint", "load_target", "read_config", "resolve_checkpoint", "sampling_defaults"]
 
@@ -37,23 +39,30 @@ _SAMPLE_BYTES = 4096
 _MAX_SAMPLES = 256
 
 
-def read_config(model: str, revision: str | None = None) -> TargetConfig:
+def read_config(
+    model: str, revision: str | None = None, rope_scaling: RopeScaling | None = None
+) -> TargetConfig:
     """Shape of a checkpoint; reads configs only.
+
+    Args:
+        model: As for `load_target`.
+        revision: Branch, tag or commit of a hub checkpoint.
+        rope_scaling: As in `EngineConfig`.
 
     Raises:
         ModelNotFoundError: Nothing has this name.
         UnsupportedCheckpointError: We cannot run it; the message names why.
     """
-    return _accept(open_source(model, revision))
+    return _accept(open_source(model, revision), rope_scaling)
 
 
 def resolve_checkpoint(
     model: str, revision: str | None = None, progress: Progress | None = None
 ) -> Path:
-    """The local folder of a checkpoint; downloads from the hub only after the config was accepted.
+    """The local folder of a checkpoint, or its GGUF file; downloads after the config was accepted.
 
     Args:
-        model: `"nano"`, a folder, or a hub name.
+        model: As for `load_target`.
         revision: Branch, tag or commit of a hub checkpoint.
         progress: Called with `"download"` and a fraction.
 
@@ -63,7 +72,8 @@ def resolve_checkpoint(
         CapacityError: The disk has no room for the download.
     """
     source = open_source(model, revision)
-    _accept(source)
+    # that an unknown rope type can be overridden is `load_target`'s business
+    _accept(source, RopeScaling())
     return source.fetch(progress)
 
 
@@ -75,33 +85,36 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
     device: str = "auto",
     max_kv_bytes: int | None = None,
     max_context: int | None = None,
+    rope_scaling: RopeScaling | None = None,
     progress: Progress | None = None,
 ) -> DenseTransformer:
     """Load a checkpoint and reserve its KV pool.
 
     Args:
-        model: `"nano"`, a folder, or a hub name.
+        model: `"nano"`, `"smollm2"`, a folder, a GGUF file, or a hub name.
         revision: Branch, tag or commit of a hub checkpoint.
         dtype: As in `EngineConfig`.
         device: As in `EngineConfig`.
         max_kv_bytes: Budget of the KV pool; None: a quarter of what is free beside the weights.
         max_context: Most tokens of a session; only checked against the checkpoint's limit.
+        rope_scaling: As in `EngineConfig`.
         progress: Called with `"download"` or `"load"` and a fraction.
 
     Raises:
         ModelNotFoundError: Nothing has this name, or a weight file is missing.
-        UnsupportedCheckpointError: We cannot run it, or a tensor is missing, unknown or of a wrong
-            shape.
+        UnsupportedCheckpointError: We cannot run it, or a tensor is missing, unknown, of a wrong
+            shape, damaged, or holds a NaN.
         ConfigurationError: An option does not fit the device or the checkpoint.
         CapacityError: Disk or memory has no room for the weights.
     """
     where = resolve_device(device)
     source = open_source(model, revision)
-    config = _accept(source)
+    config = _accept(source, rope_scaling)
     if max_context is not None and max_context > config.max_position_embeddings:
         raise ConfigurationError(
             f"max_context={max_context} exceeds the {config.max_position_embeddings} positions "
-            f"that {model!r} was made for; lower it or leave it out"
+            f"that {model!r} was made for; lower it, leave it out, or stretch the positions with "
+            "rope_scaling"
         )
     folder = source.fetch(progress)
     num_weights = sum(math.prod(shape) for shape in weight_shapes(config).values())
@@ -113,7 +126,7 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
             f"the weights of {model!r} take {weights_bytes} bytes in {kind}, but {free_bytes} are "
             f"free on {str(where)!r}; use a smaller model or dtype"
         )
-    reader = _WeightReader(folder, config, model, progress)
+    reader = WeightReader(stored_weights(folder, config, model), config, model, progress)
     kv_bytes = (free_bytes - weights_bytes) // 4 if max_kv_bytes is None else max_kv_bytes
     target = DenseTransformer(config, reader.read, dtype=kind, device=where, max_kv_bytes=kv_bytes)
     logger.info(
@@ -122,19 +135,19 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
     return target
 
 
-def sampling_defaults(folder: Path) -> SamplingParams:
-    """What `generation_config.json` says about sampling, without a None.
+def sampling_defaults(path: Path) -> SamplingParams:
+    """What `generation_config.json` or a GGUF file's metadata say about sampling; without a None.
 
     `do_sample` absent or false is greedy. When sampling, a missing field has transformers' default
-    (temperature 1, top_k 50, top_p 1).
+    (temperature 1, top_k 50, top_p 1, min_p 0). A repetition penalty counts in both.
+
+    Args:
+        path: As `resolve_checkpoint` gives it.
 
     Raises:
         UnsupportedCheckpointError: The file is damaged, or a field is no number or out of range.
     """
-    path = folder / "generation_config.json"
-    content = read_json_file(path, str(folder)) if path.is_file() else {}
-    if content.get("do_sample", False) is not True:
-        return SamplingParams(temperature=0.0, top_k=0, top_p=1.0)
+    where, content = _generation_config(path)
 
     def number(field: str, default: float) -> float:
         value = content.get(field)
@@ -142,142 +155,81 @@ def sampling_defaults(folder: Path) -> SamplingParams:
             return default
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise UnsupportedCheckpointError(
-                f"{path}: {field}={value!r} is not a number; repair the file"
+                f"{where}: {field}={value!r} is not a number; repair the file"
             )
         return float(value)
 
+    is_sampled = content.get("do_sample", False) is True
     try:
         return SamplingParams(
-            temperature=number("temperature", 1.0),
-            top_k=int(number("top_k", 50)),
-            top_p=number("top_p", 1.0),
+            temperature=number("temperature", 1.0) if is_sampled else 0.0,
+            top_k=int(number("top_k", 50)) if is_sampled else 0,
+            top_p=number("top_p", 1.0) if is_sampled else 1.0,
+            min_p=number("min_p", 0.0) if is_sampled else 0.0,
+            repetition_penalty=number("repetition_penalty", 1.0),
         )
     except ConfigurationError as error:
         if isinstance(error, UnsupportedCheckpointError):
             raise
-        raise UnsupportedCheckpointError(f"{path}: {error}; repair the file") from error
+        raise UnsupportedCheckpointError(f"{where}: {error}; repair the file") from error
 
 
-def fingerprint(folder: Path) -> str:
-    """16 hex digits of the config, of every file's tensor header and of samples of the data.
+def fingerprint(
+    path: Path, *, rope_scaling: RopeScaling | None = None, quantize: Quantization | None = None
+) -> str:
+    """16 hex digits of a checkpoint and of the options that change what it computes.
 
-    Reads at most 1 MiB a file, so it identifies and does not authenticate.
+    Of the config, every file's tensor header and samples of the data: at most 1 MiB a file beside
+    the header, so it identifies and does not authenticate.
+
+    Args:
+        path: As `resolve_checkpoint` gives it.
+        rope_scaling: As in `EngineConfig`; None and a default one that changes nothing differ.
+        quantize: As in `EngineConfig`.
     """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            digest.update(file.read(min(header_bytes, size)))
-            step = max(_SAMPLE_BYTES, (size - header_bytes) // _MAX_SAMPLES)
-            for offset in range(8 + header_bytes, size, step):
-                file.seek(offset)
-                digest.update(file.read(_SAMPLE_BYTES))
+    digest = hashlib.sha256()
+    if path.suffix == ".gguf":
+        header = GGUFFile(path, str(path)).header
+        digest.update(header)
+        _add_samples(digest, path, len(header))
+    else:
+        digest.update((path / "config.json").read_bytes())
+        for file_path in sorted(path.glob("*.safetensors")):
+            with file_path.open("rb") as file:
+                header_bytes = int.from_bytes(file.read(8), "little")
+                size = file_path.stat().st_size
+                digest.update(f"{file_path.name} {size}".encode())
+                digest.update(file.read(min(header_bytes, size)))
+            _add_samples(digest, file_path, 8 + header_bytes)
+    if rope_scaling is not None:
+        digest.update(f"rope {rope_scaling.to_json()}".encode())
+    if quantize is not None:
+        digest.update(f"quantize {quantize}".encode())
     return digest.hexdigest()[:16]
 
 
-def _accept(source: CheckpointSource) -> TargetConfig:
+def _add_samples(digest: hashlib._Hash, path: Path, start: int) -> None:
+    size = path.stat().st_size
+    step = max(_SAMPLE_BYTES, (size - start) // _MAX_SAMPLES)
+    with path.open("rb") as file:
+        for offset in range(start, size, step):
+            file.seek(offset)
+            digest.update(file.read(_SAMPLE_BYTES))
+
+
+def _generation_config(path: Path) -> tuple[str, Mapping[str, object]]:
+    """Where it is, for messages, and its content."""
+    if path.suffix == ".gguf":
+        return str(path), generation_json(GGUFFile(path, str(path)))
+    file = path / "generation_config.json"
+    return str(file), read_json_file(file, str(path)) if file.is_file() else {}
+
+
+def _accept(source: CheckpointSource, rope_scaling: RopeScaling | None) -> TargetConfig:
     config = source.read_json("config.json")
     if config is None:
         raise ModelNotFoundError(
             f"{source.name!r} has no config.json; download the checkpoint completely"
         )
-    return parse_config(config, source.read_json("generation_config.json"), source.name)
-
-
-class _WeightReader:
-    """Reads tensors by name from one or several safetensors files.
-
-    Names and shapes of all tensors are checked from the files' headers before the first is read.
-    """
-
-    def __init__(
-        self, folder: Path, config: TargetConfig, model: str, progress: Progress | None
-    ) -> None:
-        self._model = model
-        self._progress = progress
-        self._num_read = 0
-        self._expected = weight_shapes(config)
-        self._files = {path: _open_file(path, model) for path in _weight_files(folder, model)}
-        self._place: dict[str, Path] = {}
-        for path, file in self._files.items():
-            self._place |= dict.fromkeys(file.keys(), path)  # type: ignore[no-untyped-call]  # safetensors
-        self._check(config)
-
-    def read(self, name: str) -> Tensor:
-        """A tensor as it is in the file."""
-        path = self._place[name]
-        try:
-            tensor: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]  # safetensors
-        except SafetensorError as error:
-            raise _damaged(path, self._model, error) from error
-        self._num_read += 1
-        if self._progress is not None:
-            self._progress("load", self._num_read / len(self._expected))
-        return tensor
-
-    def _check(self, config: TargetConfig) -> None:
-        for name, path in self._place.items():
-            expected = self._expected.get(name)
-            if expected is None:
-                if name.endswith("rotary_emb.inv_freq") or (
-                    name == "lm_head.weight" and config.tie_word_embeddings
-                ):
-                    continue  # old checkpoints keep both; neither says anything new
-                raise UnsupportedCheckpointError(
-                    f"{self._model!r} holds a tensor {name!r} that {config.architecture!r} has "
-                    "not; the config does not belong to these weights"
-                )
-            stored = self._files[path].get_slice(name)  # type: ignore[no-untyped-call]  # safetensors
-            shape = tuple(stored.get_shape())
-            if shape != expected:
-                raise UnsupportedCheckpointError(
-                    f"{self._model!r}: tensor {name!r} is {list(shape)}, but the config asks for "
-                    f"{list(expected)}; config.json and weights do not belong together"
-                )
-        missing = [name for name in self._expected if name not in self._place]
-        if missing:
-            raise UnsupportedCheckpointError(
-                f"{self._model!r} lacks {len(missing)} tensors, the first is {missing[0]!r}; "
-                "download the checkpoint completely"
-            )
-
-
-def _weight_files(folder: Path, model: str) -> list[Path]:
-    """The shards that the index names, or the single file."""
-    index_path = folder / "model.safetensors.index.json"
-    if not index_path.is_file():
-        files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
-        if not files:
-            raise ModelNotFoundError(
-                f"{model!r}: no *.safetensors in {str(folder)!r}; download the checkpoint "
-                "completely"
-            )
-        return files
-    weight_map = read_json_file(index_path, model).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise UnsupportedCheckpointError(
-            f"{model!r}: {index_path.name} has no 'weight_map'; download it again"
-        )
-    files = [folder / Path(str(name)).name for name in sorted(set(weight_map.values()))]
-    missing = [path.name for path in files if not path.is_file()]
-    if missing:
-        raise ModelNotFoundError(
-            f"{model!r}: {len(missing)} of {len(files)} weight files are missing, the first is "
-            f"{missing[0]!r}; download the checkpoint completely"
-        )
-    return files
-
-
-def _open_file(path: Path, model: str) -> safe_open:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise _damaged(path, model, error) from error
-
-
-def _damaged(path: Path, model: str, error: Exception) -> UnsupportedCheckpointError:
-    return UnsupportedCheckpointError(
-        f"{model!r}: {path.name} is damaged ({error}); download it again"
-    )
+    generation = source.read_json("generation_config.json")
+    return parse_config(config, generation, source.name, rope_scaling)

@@ -78,7 +78,7 @@ REFUSED = {
     "of its own for 'full_attention' layers": {
         "rope_parameters": {"full_attention": {"rope_type": "default"}}
     },
-    "rope_theta=1.0 in config.json is not above 1": {"rope_theta": 1},
+    "rope_theta=1.0 in its config is not above 1": {"rope_theta": 1},
     "max_position_embeddings='far'": {"max_position_embeddings": "far"},
     "partial_rotary_factor=0.5": {"partial_rotary_factor": 0.5},
     "partial_rotary_factor=0.25": {

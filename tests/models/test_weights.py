@@ -185,8 +185,17 @@ def test_sampling_defaults_are_those_of_the_checkpoint(
         write_json(tmp_path / "generation_config.json", content)
     temperature, top_k, top_p = wanted
     assert sampling_defaults(tmp_path) == SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.0, repetition_penalty=1.0
     )
+
+
+@pytest.mark.parametrize("is_sampled", [True, False])
+def test_repetition_penalty_counts_whether_sampled_or_not(tmp_path: Path, is_sampled: bool) -> None:
+    content = {"do_sample": is_sampled, "repetition_penalty": 1.05, "min_p": 0.1}
+    write_json(tmp_path / "generation_config.json", content)
+    defaults = sampling_defaults(tmp_path)
+    assert defaults.repetition_penalty == 1.05
+    assert defaults.min_p == (0.1 if is_sampled else 0.0)
 
 
 @pytest.mark.parametrize("value", ["hot", True, -1])
