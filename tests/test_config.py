@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.rope_scaling import RopeScaling
 
 
 def test_defaults_are_the_embedded_model_with_sessions() -> None:
@@ -141,6 +144,23 @@ def test_the_environment_is_read_and_overrides_win() -> None:
     }
     config = EngineConfig.from_env(environ, model="b", drafter=None)
     assert config == EngineConfig(model="b", max_context=4096, reuse="prefix")
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+
+
+def test_rope_scaling_is_a_value_whichever_way_it_is_given() -> None:
+    given = EngineConfig(rope_scaling=YARN)
+    assert given.rope_scaling == RopeScaling("yarn", 4.0, 32_768)
+    assert given == EngineConfig(rope_scaling=RopeScaling("yarn", 4.0, 32_768))
+    assert given == EngineConfig.from_env({"DLITE_ROPE_SCALING": json.dumps(YARN)})
+    assert hash(given) != hash(EngineConfig())
+    assert pickle.loads(pickle.dumps(given)) == given
+
+
+def test_rope_scaling_that_nobody_knows_is_refused_before_any_work() -> None:
+    with pytest.raises(ConfigurationError, match="'spiral' is not supported; use 'default'"):
+        EngineConfig(rope_scaling={"rope_type": "spiral", "factor": 2.0})
 
 
 def test_from_env_reads_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:

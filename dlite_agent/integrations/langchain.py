@@ -35,13 +35,17 @@ from dlite_agent.integrations.langchain_request import (
     refuse_forcing,
     request_from_call,
 )
+from dlite_agent.models.rope_config import read_rope
 from dlite_agent.outputs import Generation
+from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = ["ChatDLite"]
 
 Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
-_ENGINE = tuple("model drafter revision device dtype max_context max_kv_bytes isolation".split())
+_ENGINE = tuple(
+    "model drafter revision device dtype rope_scaling max_context max_kv_bytes isolation".split()
+)
 
 
 class ChatDLite(BaseChatModel):
@@ -63,13 +67,13 @@ class ChatDLite(BaseChatModel):
     `additional_kwargs["reasoning_content"]`.
 
     Args:
-        model: `"nano"`, a folder in the Hugging Face layout, or a hub name.
+        model: `"nano"`, a folder in the Hugging Face layout, a GGUF file, or a hub name.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
     model: str = "nano"
-    """`"nano"`, a folder in the Hugging Face layout, or a hub name."""
+    """`"nano"`, a folder in the Hugging Face layout, a GGUF file, or a hub name."""
     drafter: str = "auto"
     """`"auto"`, `"null"` (plain decoding) or `"lookup"`."""
     revision: str | None = None
@@ -94,6 +98,8 @@ class ChatDLite(BaseChatModel):
     """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`."""
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Type of weights and KV."""
+    rope_scaling: builtins.dict[str, Any] | None = None
+    """Stretches the positions, as in `config.json`: `{"rope_type": "yarn", "factor": 4.0, ...}`."""
     max_context: int | None = None
     """Most tokens of prompt and answer; None: what the checkpoint allows."""
     max_kv_bytes: int | None = None
@@ -164,7 +170,7 @@ class ChatDLite(BaseChatModel):
             reasoning_output=True,
             temperature=True,
         )
-        max_context = self.max_context or _declared_context(self.model)
+        max_context = self.max_context or _declared_context(self.model, self.rope_scaling)
         if max_context is not None:
             profile["max_input_tokens"] = max_context
         return profile
@@ -319,12 +325,13 @@ def _result(generation: Generation, model_name: str) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
 
 
-def _declared_context(model: str) -> int | None:
+def _declared_context(model: str, rope_scaling: Mapping[str, Any] | None) -> int | None:
     """What the config of a local checkpoint says; None for a hub name, which is not looked up."""
     folder = Path(__file__).parents[1] / "nano" / "assets" if model == "nano" else Path(model)
+    override = None if rope_scaling is None else RopeScaling.parse(rope_scaling)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return int(config["max_position_embeddings"])
+        return read_rope(config, override, model, config["max_position_embeddings"]).max_positions
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 import dlite_agent
 from dlite_agent import ChatDLite
 from dlite_agent.config import SamplingParams
+from dlite_agent.errors import ConfigurationError
 from dlite_agent.testing import ByteTokenizer, ScriptedEngine
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
@@ -129,6 +130,16 @@ def test_profile_says_what_fits(tmp_path: Path) -> None:
     assert local["max_input_tokens"] == 1024
     assert hub is not None
     assert "max_input_tokens" not in hub
+
+
+def test_stretched_positions_raise_the_context_of_the_profile(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 40960}')
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
+    profile = ChatDLite(str(tmp_path), rope_scaling=yarn).profile
+    assert profile is not None
+    assert profile["max_input_tokens"] == 131_072
+    with pytest.raises(ConfigurationError, match="'spiral' is not supported"):
+        ChatDLite(rope_scaling={"rope_type": "spiral"})
 
 
 def test_profile_says_what_works() -> None:
