@@ -10,7 +10,6 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MAX_FILE_BYTES = 64 * 1024
+_FIGURES = ("rows", "seconds", "context_turn_s", "context_row_s", "turn_s")
 
 
 def cost_key(target: TargetModel, fingerprint: str) -> dict[str, str | int]:
@@ -76,7 +76,7 @@ def read_cost_table(folder: Path, key: Mapping[str, str | int]) -> CostTable | N
 def write_cost_table(folder: Path, key: Mapping[str, str | int], table: CostTable) -> bool:
     """Keep a table; atomic, and False where the folder cannot be written to."""
     path = _path(folder, key)
-    figures = asdict(replace(table, origin="measured"))
+    figures = {name: getattr(table, name) for name in _FIGURES}
     text = json.dumps({"format": _FORMAT, "key": dict(key), "table": figures}, indent=1)
     temporary = None
     try:
