@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.chat.messages import Message
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.replay import ReplayPlan, plan_replay
+from dlite_agent.chat.stop_strings import StopStrings
+from dlite_agent.chat.template import thought_closing
 from dlite_agent.config import HistoryMode, SamplingParams
+from dlite_agent.decoding.thoughts import ThoughtBudget
 from dlite_agent.errors import (
     ContextLengthExceededError,
     RequestError,
@@ -29,13 +33,20 @@ class AdmittedRequest:
         request: As it came.
         plan: Which assistant turns are spliced; its key is what the answer's keys continue.
         prompt: The ids.
-        sampling: Resolved: no field is None.
+        sampling: Resolved: no field is None, but that of a budget that was not asked for.
+        stops: Stop strings, compiled; None without any.
+        stop_controls: Ids of control tokens that a stop string spells, and that string: the token
+            ends the turn.
+        thoughts: The thinking budget; None is no limit.
     """
 
     request: ChatRequest
     plan: ReplayPlan
     prompt: RenderedPrompt
     sampling: SamplingParams
+    stops: StopStrings | None = None
+    stop_controls: Mapping[int, str] = field(default_factory=dict)
+    thoughts: ThoughtBudget | None = None
 
     @property
     def turn_start(self) -> int | None:
@@ -49,10 +60,12 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
 
     Raises:
         RequestError: There is no message, or the template refuses them.
-        UnsupportedParameterError: Something that we would have to ignore.
+        UnsupportedParameterError: Something that we would have to ignore, or a token id that does
+            not exist.
         ContextLengthExceededError: Prompt and answer do not fit the context.
     """
     _check(request, model.target.config.vocab_size)
+    stops = StopStrings(request.stop) if request.stop else None
     seed = seed_key(request.tools, request.template_kwargs)
     plan = plan_history(model, request.messages, seed, request.history)
     prompt = model.renderer.render(
@@ -62,7 +75,15 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
         splices=plan.splices,
     )
     sampling = _resolve(request.sampling, model, len(prompt.token_ids))
-    return AdmittedRequest(request, plan, prompt, sampling)
+    return AdmittedRequest(
+        request,
+        plan,
+        prompt,
+        sampling,
+        stops,
+        _stop_controls(model, request.stop),
+        _thought_budget(model, sampling.thinking_budget, prompt),
+    )
 
 
 def plan_history(
@@ -93,20 +114,42 @@ def plan_history(
 def _check(request: ChatRequest, vocab_size: int) -> None:
     if not request.messages:
         raise RequestError("messages is empty; send at least one message")
-    if request.stop:
-        raise UnsupportedParameterError(
-            f"stop={request.stop!r}: stop strings are not supported yet; leave them out and cut "
-            "the text yourself, or pass stop_token_ids"
-        )
-    for token_id in request.sampling.stop_token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise UnsupportedParameterError(
-                f"stop_token_ids has {token_id!r}, but ids are in [0, {vocab_size}); take ids of "
-                "this model's tokenizer"
-            )
+    if request.num_choices < 1:
+        raise RequestError(f"num_choices is {request.num_choices!r}; ask for at least 1")
+    sampling = request.sampling
+    named = {"stop_token_ids": sampling.stop_token_ids, "logit_bias": dict(sampling.logit_bias)}
+    for option, token_ids in named.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise UnsupportedParameterError(
+                    f"{option} has {token_id!r}, but ids are in [0, {vocab_size}); take ids of "
+                    "this model's tokenizer"
+                )
     names = [tool.name for tool in request.tools]
     if len(set(names)) < len(names):
         raise RequestError(f"tools has a name twice: {names!r}; give each tool its own name")
+
+
+def _stop_controls(model: LoadedModel, stop: tuple[str, ...]) -> dict[int, str]:
+    control = model.tokenizer.control_tokens
+    known = {control[text]: text for text in stop if text in control}
+    return {i: text for i, text in known.items() if i not in model.stop_token_ids}
+
+
+def _thought_budget(
+    model: LoadedModel, max_tokens: int | None, prompt: RenderedPrompt
+) -> ThoughtBudget | None:
+    if max_tokens is None:
+        return None
+    close_ids = thought_closing(model.tokenizer)
+    if close_ids is None:
+        raise UnsupportedParameterError(
+            f"thinking_budget={max_tokens!r}: the vocabulary of {model.config.model!r} has no "
+            "</think> token, so a thought cannot be closed; leave it out, or bound the answer with "
+            "max_tokens"
+        )
+    open_id = model.tokenizer.control_tokens.get("<think>")
+    return ThoughtBudget(max_tokens, close_ids, open_id, prompt.starts_in_reasoning)
 
 
 def _resolve(params: SamplingParams, model: LoadedModel, num_prompt: int) -> SamplingParams:

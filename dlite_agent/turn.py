@@ -15,7 +15,7 @@ from dlite_agent.admission import AdmittedRequest, admit
 from dlite_agent.backend import ChatRequest
 from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import turn_forms
-from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser
+from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StopCut, StreamParser
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import Pause, Steps, next_item
 from dlite_agent.decoding.stopping import StopRules
@@ -28,7 +28,7 @@ from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
 from dlite_agent.sessions.session import Session
-from dlite_agent.turn_record import TurnRecord, TurnTimes
+from dlite_agent.turn_record import KeptIds, TurnRecord, TurnTimes, describe_logprobs
 
 __all__ = ["turn_steps"]
 
@@ -38,6 +38,8 @@ _ROUND_ROWS = 16
 # Rows of an answer that are planned beside other turns. Agents' answers are shorter, mostly; a
 # longer one goes on while there is room, and then waits.
 _PLANNED_ROWS = 512
+# Rows of every decode forward in an audit: the pending token and up to seven drafted ones.
+_AUDIT_ROWS = 8
 _PROCESS_ADVICE = (
     "other Python threads of this process slow the model down: {share:.0%} of the decode time went "
     'to waiting for the interpreter lock; use isolation="process" to give it a process of its own'
@@ -84,7 +86,7 @@ def turn_steps(
     try:
         yield from turn.steps(should_stop)
     except (RuntimeError, MemoryError, FloatingPointError) as error:
-        ours = _translated(error)
+        ours = _translated(error, model.target.dtype)
         if ours is None:
             raise
         raise ours from error
@@ -127,6 +129,7 @@ def _find_session(
                 in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
                 turn_start=admitted.turn_start,
                 answer_rows=answer_rows,
+                drops_answers=admitted.request.num_choices == 1,
             )
         except CapacityError:
             if not share.may_wait:
@@ -154,15 +157,20 @@ class _Turn:
         )
         record.times.prefilled_s = time.perf_counter()
         parser = StreamParser(
-            model.tokenizer, starts_in="reasoning" if prompt.starts_in_reasoning else "text"
+            model.tokenizer,
+            starts_in="reasoning" if prompt.starts_in_reasoning else "text",
+            stops=record.admitted.stops,
         )
         finish: EndReason = "cancelled"
         last = GenerationChunk()
         if record.report.is_complete:
             finish, last = yield from self._decode(parser, should_stop)
         parsed = parser.finish(finish)
-        model.known.add(prompt.token_ids, keys, record.sampled)
-        self._remember(parsed)
+        if record.cut is not None:
+            self.session.rewind(len(prompt.token_ids) + record.cut.num_kept)
+        kept = record.kept(model.tokenizer.encode_untrusted)
+        model.known.add(prompt.token_ids, keys, kept.token_ids)
+        self._remember(parsed, kept)
         stats = record.stats(parsed, model.drafter.name, self._contention_notes())
         _log(stats, parsed.finish_reason)
         if finish == "cancelled":
@@ -174,6 +182,8 @@ class _Turn:
             tuple(record.sampled),
             prompt.token_ids,
             parsed.unparsed,
+            record.cut.stop if record.cut is not None else None,
+            record.logprobs(model.tokenizer.token_bytes),
         )
         yield replace(
             last,
@@ -197,21 +207,40 @@ class _Turn:
                 if round_ is None:
                     return "cancelled", GenerationChunk()
                 record.add(round_)
-                chunk = GenerationChunk(tuple(parser.feed(round_.token_ids)), round_.token_ids)
-                if round_.finish is not None:
-                    return round_.finish, chunk
+                chunk = self._read(parser, round_)
+                if record.cut is not None or round_.finish is not None:
+                    return ("stop" if record.cut is not None else round_.finish or "stop"), chunk
                 yield chunk
 
+    def _read(self, parser: StreamParser, round_: Round) -> GenerationChunk:
+        """Parse a round, up to where a stop string ends the turn."""
+        record, ids = self.record, round_.token_ids
+        stop = record.admitted.stop_controls.get(ids[-1])
+        deltas = parser.feed(ids if stop is None else ids[:-1])
+        num_before = len(record.sampled) - len(ids)
+        if parser.stop_cut is not None:
+            record.cut_at(parser.stop_cut)
+        elif stop is not None:
+            num_tokens = len(record.sampled)
+            record.cut_at(StopCut(stop, num_tokens, num_tokens - 1, ""))
+        num_read = len(record.sampled) - num_before
+        logprobs = describe_logprobs(round_.logprobs[:num_read], self.model.tokenizer.token_bytes)
+        return GenerationChunk(tuple(deltas), ids[:num_read], logprobs=logprobs)
+
     def _rounds(self, should_stop: Callable[[], bool]) -> Steps[Round, None]:
-        sampling = self.record.admitted.sampling
-        prompt_ids = self.record.admitted.prompt.token_ids
+        admitted = self.record.admitted
+        sampling, prompt_ids = admitted.sampling, admitted.prompt.token_ids
         assert sampling.seed is not None
         assert sampling.max_tokens is not None
         sampler = Sampler(
             sampling, KeyedNoise.derive(sampling.seed, sampling.choice_index, prompt_ids)
         )
-        stop_token_ids = self.model.stop_token_ids.union(sampling.stop_token_ids)
-        limits = StopRules(stop_token_ids, sampling.max_tokens)
+        limits = StopRules(
+            self.model.stop_token_ids.union(sampling.stop_token_ids, admitted.stop_controls),
+            sampling.max_tokens,
+            admitted.thoughts,
+            _AUDIT_ROWS if self.model.config.audit else None,
+        )
         return self.session.decode_steps(sampler, limits, should_stop)
 
     def _chunk_rows(self) -> int:
@@ -240,7 +269,7 @@ class _Turn:
             return False
         return True
 
-    def _remember(self, parsed: ParsedTurn) -> None:
+    def _remember(self, parsed: ParsedTurn, kept: KeptIds) -> None:
         """Note the turn for exact replay; what was sampled before a stop counts as well."""
         model, session_id, turn = self.model, self.session.session_id, self.record
         model.remember_hint(turn.admitted.request.session_hint, session_id)
@@ -248,7 +277,7 @@ class _Turn:
             return
         plan, message = turn.admitted.plan, parsed.message
         forms = turn_forms(plan.key, message, parsed.unparsed)
-        is_closed = turn.sampled[-1] == model.closing_id
+        is_closed = kept.token_ids[-1:] == (model.closing_id,)
         model.known.add_answer([form.key for form in forms], is_closed=is_closed)
         calls = [call.id for call in message.tool_calls if call.id]
         calls += [region.id for region in parsed.unparsed]
@@ -256,8 +285,8 @@ class _Turn:
         if model.config.reuse == "prefix":
             return
         model.handles.remember(calls, plan.handle(message, session_id, parsed.unparsed))
-        ids = turn.admitted.prompt.turn_record(turn.sampled)
-        if ids is not None:
+        ids = turn.admitted.prompt.turn_record(kept.token_ids)
+        if ids is not None and kept.is_whole:
             for form in forms:
                 record = JournalRecord(ids, form.reasoning_digest, session_id)
                 model.journal.record(form.key, record)
@@ -299,10 +328,13 @@ def _log(stats: TurnStats, finish_reason: str) -> None:
     )
 
 
-def _translated(error: Exception) -> Exception | None:
+def _translated(error: Exception, dtype: torch.dtype) -> Exception | None:
     """Our error for what torch and Python raise, or None."""
     if isinstance(error, FloatingPointError):
-        return ConfigurationError(f"{error}; load the model with dtype='float32'")
+        damaged = "the weights hold NaN or infinity: get the checkpoint again"
+        is_wide = dtype in (torch.float32, torch.float64)
+        advice = damaged if is_wide else f"load the model with dtype='float32', or {damaged}"
+        return ConfigurationError(f"{error}; {advice}")
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_memory or "DefaultCPUAllocator" in str(error):
         return CapacityError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -12,12 +12,15 @@ import numpy as np
 
 from dlite_agent.admission import AdmittedRequest
 from dlite_agent.batch_share import BatchShare
-from dlite_agent.chat.stream_parser import ParsedTurn
+from dlite_agent.chat.logprobs import TokenLogprob
+from dlite_agent.chat.stream_parser import ParsedTurn, StopCut
+from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
 from dlite_agent.outputs import TurnStats
+from dlite_agent.sampling import TokenLogprobs
 from dlite_agent.sessions.session import SyncReport
 
-__all__ = ["TurnRecord", "TurnTimes"]
+__all__ = ["KeptIds", "TurnRecord", "TurnTimes", "describe_logprobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +62,8 @@ class TurnRecord:
         times: When what happened.
         report: Of its sync, once that is over.
         rounds: So far.
-        sampled: Ids so far.
+        sampled: Ids so far; up to where a stop string was complete.
+        cut: Where a stop string ended the turn, or None.
     """
 
     admitted: AdmittedRequest
@@ -72,6 +76,7 @@ class TurnRecord:
     report: SyncReport | None = None
     rounds: list[Round] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
+    cut: StopCut | None = None
 
     def add(self, round_: Round) -> None:
         """Note a round."""
@@ -87,6 +92,28 @@ class TurnRecord:
             len(round_.token_ids),
         )
 
+    def cut_at(self, cut: StopCut) -> None:
+        """End the turn at a stop string; what was sampled behind it never was."""
+        self.cut = cut
+        del self.sampled[cut.num_tokens :]
+
+    def kept(self, encode: Callable[[str], list[int]]) -> KeptIds:
+        """What the conversation keeps of the answer.
+
+        Args:
+            encode: Text to ids, for what a stop string left of a token.
+        """
+        cut = self.cut
+        if cut is None:
+            return KeptIds(tuple(self.sampled))
+        rest = encode(cut.rest) if cut.rest else []
+        return KeptIds((*self.sampled[: cut.num_kept], *rest), is_whole=cut.rest is not None)
+
+    def logprobs(self, token_bytes: Callable[[int], bytes]) -> tuple[TokenLogprob, ...]:
+        """Of each sampled id; empty unless they were asked for."""
+        entries = [entry for round_ in self.rounds for entry in round_.logprobs]
+        return describe_logprobs(entries[: len(self.sampled)], token_bytes)
+
     def stats(self, parsed: ParsedTurn, drafter: str, notes: Sequence[str]) -> TurnStats:
         """The figures of a turn whose sync is over.
 
@@ -99,10 +126,6 @@ class TurnRecord:
         times, report = self.times, self.report
         assert report is not None
         assert sampling.seed is not None
-        params = {
-            name: getattr(sampling, name)
-            for name in ("temperature", "top_k", "top_p", "max_tokens")
-        }
         first_token_s = times.first_token_s or time.perf_counter()
         return TurnStats(
             session_id=self.session_id,
@@ -131,7 +154,8 @@ class TurnRecord:
             diverged_message=self._diverged_message(report),
             prompt_hash=_prompt_hash(prompt.token_ids),
             seed=sampling.seed,
-            sampling=params,
+            sampling=_in_use(sampling),
+            is_thought_cut=any(round_.source == "forced" for round_ in self.rounds),
             drafter=drafter,
             notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *notes))),
         )
@@ -145,6 +169,52 @@ class TurnRecord:
         is_fork = self.session_id != named.get(self.origin, self.session_id)
         is_missed = report.cached and report.prefilled > self.num_new + 1
         return prompt.message_at(report.cached) if is_fork or is_missed else None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptIds:
+    """An answer's ids as the next prompt has them.
+
+    Attributes:
+        token_ids: What was sampled; where a stop string cut a token, its rest encoded anew.
+        is_whole: They are the whole answer. Otherwise it can only be rendered from its text.
+    """
+
+    token_ids: tuple[int, ...]
+    is_whole: bool = True
+
+
+def describe_logprobs(
+    entries: Sequence[TokenLogprobs], token_bytes: Callable[[int], bytes]
+) -> tuple[TokenLogprob, ...]:
+    """Log-probabilities with the tokens' bytes."""
+    return tuple(
+        TokenLogprob(
+            entry.token_id,
+            token_bytes(entry.token_id),
+            entry.logprob,
+            tuple(TokenLogprob(i, token_bytes(i), logprob) for i, logprob in entry.top),
+        )
+        for entry in entries
+    )
+
+
+def _in_use(sampling: SamplingParams) -> dict[str, float | int]:
+    """The parameters that say how this turn was sampled; others only where they do something."""
+    always = ("temperature", "top_k", "top_p", "max_tokens")
+    off = {
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "thinking_budget": None,
+    }
+    values = {name: getattr(sampling, name) for name in (*always, *off)}
+    return {
+        name: value
+        for name, value in values.items()
+        if name in always or (value is not None and value != off[name])
+    }
 
 
 def _prompt_hash(token_ids: tuple[int, ...]) -> str:

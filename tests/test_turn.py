@@ -246,7 +246,7 @@ def test_a_failure_in_a_forward_leaves_the_session_usable(
         (torch.OutOfMemoryError("CUDA out of memory"), CapacityError, "max_kv_bytes"),
         (RuntimeError("DefaultCPUAllocator: can't allocate"), CapacityError, "max_kv_bytes"),
         (MemoryError(), CapacityError, "max_kv_bytes"),
-        (FloatingPointError("the largest logit is nan"), ConfigurationError, "float32"),
+        (FloatingPointError("the largest logit is nan"), ConfigurationError, "get the checkpoint"),
     ],
 )
 def test_errors_of_the_device_become_ours(
@@ -379,9 +379,17 @@ def test_the_first_message_that_differs_is_named(load: Load) -> None:
     [
         (ChatRequest(()), RequestError, "at least one message"),
         (
-            ChatRequest((Message("user", "hi"),), stop=("END",)),
+            ChatRequest((Message("user", "hi"),), stop=("END", "")),
             UnsupportedParameterError,
-            "stop_token_ids",
+            "at least one character",
+        ),
+        (ChatRequest((Message("user", "hi"),), num_choices=0), RequestError, "at least 1"),
+        (
+            ChatRequest(
+                (Message("user", "hi"),), sampling=SamplingParams(logit_bias={VOCAB_SIZE: 1})
+            ),
+            UnsupportedParameterError,
+            "logit_bias has 288, but ids are in",
         ),
         (
             ChatRequest(

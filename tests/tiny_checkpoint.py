@@ -9,6 +9,7 @@ large component of their embedding is read by one row of the head. Everything el
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,12 +33,23 @@ _FIRST_CONTROL = _FIRST_CALL + len(CALLS)  # added tokens come behind the vocabu
 _TRIGGERS = tuple(range(0x60, 0x80))  # one token in eight or so
 
 
-def control_id(spelling: str) -> int:
-    return _FIRST_CONTROL + CONTROLS.index(spelling)
+def control_id(spelling: str, num_words: int = 0) -> int:
+    """The id of a control token in a checkpoint with so many words."""
+    return _FIRST_CONTROL + num_words + CONTROLS.index(spelling)
 
 
-def write_checkpoint(folder: Path, *, seed: int = 0, max_positions: int = 8192) -> Path:
-    """Write config, tokenizer, template and weights; returns the folder."""
+def word_id(number: int) -> int:
+    """The id of one of the words that `write_checkpoint` was given."""
+    return _FIRST_CONTROL + number
+
+
+def write_checkpoint(
+    folder: Path, *, seed: int = 0, max_positions: int = 8192, words: Sequence[str] = ()
+) -> Path:
+    """Write config, tokenizer, template and weights; returns the folder.
+
+    Each of the words (19 at most) is a token that is rarely sampled, and never rendered.
+    """
     config = TargetConfig(
         architecture="Qwen3ForCausalLM",
         vocab_size=VOCAB_SIZE,
@@ -51,13 +63,13 @@ def write_checkpoint(folder: Path, *, seed: int = 0, max_positions: int = 8192) 
         rope_theta=10_000.0,
         max_position_embeddings=max_positions,
         tie_word_embeddings=False,
-        eos_token_ids=(control_id("<|im_end|>"),),
+        eos_token_ids=(control_id("<|im_end|>", len(words)),),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_weights(config, seed), folder / "model.safetensors")
+    save_file(_weights(config, seed, len(words)), folder / "model.safetensors")
     _write_json(folder / "config.json", _config_json(config))
-    _write_json(folder / "generation_config.json", {"eos_token_id": [control_id("<|im_end|>")]})
-    _write_json(folder / "tokenizer.json", _tokenizer_json())
+    _write_json(folder / "generation_config.json", {"eos_token_id": list(config.eos_token_ids)})
+    _write_json(folder / "tokenizer.json", _tokenizer_json(words))
     template = (ASSETS / "chat_template.jinja").read_text(encoding="utf-8")
     _write_json(
         folder / "tokenizer_config.json",
@@ -72,7 +84,7 @@ def write_checkpoint(folder: Path, *, seed: int = 0, max_positions: int = 8192) 
     return folder
 
 
-def _weights(config: TargetConfig, seed: int) -> dict[str, torch.Tensor]:
+def _weights(config: TargetConfig, seed: int, num_words: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for name, shape in weight_shapes(config).items():
@@ -85,11 +97,14 @@ def _weights(config: TargetConfig, seed: int) -> dict[str, torch.Tensor]:
     head[_FIRST_CALL:] *= 0.1  # only a trigger leads to a call
     directions = torch.linalg.qr(torch.randn(64, 4, generator=generator)).Q.T  # [4, E]
     calls = range(_FIRST_CALL, _FIRST_CALL + len(CALLS))
+    open_call, close_call, end = (
+        control_id(text, num_words) for text in ("<tool_call>", "</tool_call>", "<|im_end|>")
+    )
     chain = [
-        (_TRIGGERS, [control_id("<tool_call>")]),
-        ([control_id("<tool_call>")], calls),
-        (calls, [control_id("</tool_call>")]),
-        ([control_id("</tool_call>")], [control_id("<|im_end|>")]),
+        (_TRIGGERS, [open_call]),
+        ([open_call], calls),
+        (calls, [close_call]),
+        ([close_call], [end]),
     ]
     for direction, (before, after) in zip(directions, chain, strict=True):
         embedding[list(before)] += 60 * direction
@@ -118,18 +133,27 @@ def _config_json(config: TargetConfig) -> dict[str, object]:
     }
 
 
-def _tokenizer_json() -> dict[str, object]:
+def _tokenizer_json(words: Sequence[str]) -> dict[str, object]:
     characters = _byte_characters()
     vocab = {characters[byte]: byte for byte in range(256)}
     vocab |= {
         "".join(characters[byte] for byte in call.encode()): _FIRST_CALL + i
         for i, call in enumerate(CALLS)
     }
+    vocab |= {
+        "".join(characters[byte] for byte in word.encode()): word_id(number)
+        for number, word in enumerate(words)
+    }
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {
         "version": "1.0",
         "added_tokens": [
-            {"id": control_id(text), "content": text, "special": text.startswith("<|"), **flags}
+            {
+                "id": control_id(text, len(words)),
+                "content": text,
+                "special": text.startswith("<|"),
+                **flags,
+            }
             for text in CONTROLS
         ],
         "normalizer": None,

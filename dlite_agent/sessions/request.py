@@ -46,6 +46,7 @@ class PrefixRequest:
         hint_id: A session that the client suggests.
         owned_ids: Sessions that it proved to know.
         answer_rows: KV rows that the answer is expected to need.
+        drops_answers: It may take the place of an earlier answer to the same prompt.
     """
 
     prompt: list[int]
@@ -53,6 +54,7 @@ class PrefixRequest:
     hint_id: str | None
     owned_ids: Set[str]
     answer_rows: int
+    drops_answers: bool = True
 
     @property
     def num_planned(self) -> int:

@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Literal, Self
 
 from dlite_agent.drafters.drafter import Drafter
@@ -95,6 +96,7 @@ class SessionStore:
         in_place_ids: Set[str] = frozenset(),
         turn_start: int | None = None,
         answer_rows: int = 1,
+        drops_answers: bool = True,
     ) -> tuple[Session, Origin]:
         """Claim the session from which this prompt costs the fewest tokens; `release` it after.
 
@@ -110,6 +112,8 @@ class SessionStore:
             turn_start: Where the generation prompt begins; None: at the end. What follows belongs
                 to the answer, which the next request may drop.
             answer_rows: KV rows that the answer is expected to need.
+            drops_answers: It may take the place of an earlier answer to the same prompt. One of
+                several answers must not.
 
         Returns:
             The session, busy, and why it or its donor was chosen: `tool_call` when `in_place_ids`
@@ -121,6 +125,7 @@ class SessionStore:
             CapacityError: The prompt does not fit, whatever may be evicted; nothing was evicted.
         """
         request = make_request(prompt_ids, hint_session_id, in_place_ids, answer_rows)
+        request = replace(request, drops_answers=drops_answers)
         donor, common = self._longest_prefix(request)
         if donor is None:
             return self._begin(self._open_new(request), request, 0, turn_start), "cold"
@@ -193,7 +198,7 @@ class SessionStore:
             entry = self._entries.get(session.session_id)
             is_planned = entry is not None and length + num_tokens <= entry.planned_rows
             planned = None if is_planned else count
-            self._make_room(Need(count, planned, len(session.token_ids), entry))
+            self._make_room(Need(count, planned, len(session.token_ids), entry, grows=True))
 
     def get(self, session_id: str) -> Session:
         """The session with this id.
@@ -259,6 +264,8 @@ class SessionStore:
             return False
         if common >= len(entry.trail) - 1:
             return True
+        if not request.drops_answers:
+            return False
         is_named = request.origin(entry) != "prefix"
         is_answer_dropped = common >= entry.turn_start
         if entry.is_waiting(self._clock()):
