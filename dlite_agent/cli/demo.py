@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     require_langchain()
     report = run_demo(arguments, _opener(arguments), cold_margin(MODEL, arguments.dtype))
     if arguments.json:
-        write(json.dumps(report))
+        from dlite_agent.bench.report import conditions
+
+        write(json.dumps(report | {"conditions": conditions()}))
     return 0 if report["solved"] and report["identical"] else 1
 
 

@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from dlite_agent.cli.main import main
 
@@ -37,6 +38,7 @@ def report(outcome: tuple[int, str, str]) -> dict[str, Any]:
 def test_json_is_one_object_and_nothing_else(outcome: tuple[int, str, str]) -> None:
     _, written, errors = outcome
     assert written.count("\n") == 1
+    assert json.loads(written)["conditions"]["torch"] == torch.__version__
     assert errors == ""
 
 
