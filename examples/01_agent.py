@@ -1,6 +1,6 @@
 """An agent repairs a small repository: a LangChain agent on the embedded model.
 
-pip install "dlite-agent[demo]"
+pip install -c constraints.txt -e ".[demo]"
 python examples/01_agent.py
 """
 

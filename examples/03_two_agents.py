@@ -1,6 +1,6 @@
 """Two agents take turns on one engine, with one system prompt and no ids; neither pays twice.
 
-pip install "dlite-agent[demo]"
+pip install -c constraints.txt -e ".[demo]"
 python examples/03_two_agents.py
 """
 

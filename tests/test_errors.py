@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import pickle
 import re
+from pathlib import Path
 
 import pytest
 
 import dlite_agent
 from dlite_agent import errors
-from dlite_agent.errors import ContextLengthExceededError, DLiteError
+from dlite_agent.errors import CheckpointError, ContextLengthExceededError, DLiteError
+
+ROOT = Path(__file__).parents[1]
 
 SAMPLES: dict[type[DLiteError], tuple[object, ...]] = {
     ContextLengthExceededError: (41_203, 1_024, 40_960)
@@ -42,6 +46,30 @@ def tree() -> list[tuple[int, str, int | None]]:
         status = re.search(r"(\d{3})$", match["rest"])
         rows.append((len(match["indent"]) // 3, match["name"], int(status[1]) if status else None))
     return rows
+
+
+def constructed(folder: str) -> set[str]:
+    """Names called anywhere below a folder, and what `pytest.raises` names."""
+    names: set[str] = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        if path.name in ("errors.py", "langchain_errors.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names.add(node.func.id)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises":
+                names |= {part.split(".")[-1] for part in re.findall(r"[\w.]+", ast.unparse(node))}
+    return names
+
+
+def test_each_error_is_raised_somewhere_and_expected_by_a_test() -> None:
+    raised, expected = constructed("dlite_agent"), constructed("tests")
+    for error in ALL:
+        is_reserved = "Reserved:" in (error.__doc__ or "")
+        is_root = error is DLiteError
+        assert is_root or (error.__name__ in raised) != is_reserved, error
+        assert is_root or is_reserved or error.__name__ in expected, error
+    assert [error for error in ALL if "Reserved:" in (error.__doc__ or "")] == [CheckpointError]
 
 
 def test_public_errors_are_defined_here_only() -> None:
