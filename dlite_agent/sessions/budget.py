@@ -28,12 +28,14 @@ class Need:
             accepted, so those of others do not count.
         num_tokens: Size of its request, for what it may evict.
         keep: The session that it continues or forks, never evicted for it.
+        grows: `keep` is the turn's own session, and `planned` takes the place of its plan.
     """
 
     now: int
     planned: int | None
     num_tokens: int
     keep: Resident | None = None
+    grows: bool = False
 
 
 class KVBudget:
@@ -69,7 +71,8 @@ class KVBudget:
         missing = need.now - self.num_free
         lacking = missing
         if need.planned is not None:
-            running = [e for e in residents if e.session.busy and e is not need.keep]
+            own = need.keep if need.grows else None
+            running = [entry for entry in residents if entry.session.busy and entry is not own]
             if running:
                 owed = sum(map(_num_owed, running))
                 lacking = max(missing, need.planned + owed - self.num_free)
