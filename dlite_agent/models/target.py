@@ -160,3 +160,22 @@ class TargetModel(Protocol):
                 the batch has tentative rows.
         """
         ...
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Input embeddings of ids [n] int64: [n, E], in the model's type."""
+        ...
+
+    def final_states(self, residual: Tensor) -> Tensor:
+        """The final norm of the residual stream after the last layer, [n, E] to [n, E].
+
+        A tap of the last layer becomes what the vocabulary projection reads.
+        """
+        ...
+
+    def project(self, states: Tensor) -> Tensor:
+        """The vocabulary projection of states [n, E] that are normed: logits [n, V].
+
+        The head's own weight, as it is packed for the device; float32, or float64 for a float64
+        model.
+        """
+        ...

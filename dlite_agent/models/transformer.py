@@ -168,6 +168,21 @@ class DenseTransformer:
         gate, up = layer.gate_up(layer.ffn_norm(x)).chunk(2, dim=-1)
         return layer.down.add_to(x, functional.silu(gate).mul_(up))
 
+    @torch.no_grad()
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Input embeddings [n, E]; see `TargetModel.embed`."""
+        return functional.embedding(token_ids, self._embedding)
+
+    @torch.no_grad()
+    def final_states(self, residual: Tensor) -> Tensor:
+        """What the head reads, [n, E]; see `TargetModel.final_states`."""
+        return self._final_norm(residual)
+
+    @torch.no_grad()
+    def project(self, states: Tensor) -> Tensor:
+        """Logits [n, V]; see `TargetModel.project`."""
+        return self._head(states).to(self._wide)
+
     def _logits(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of some rows of the last residual stream [Q, E]."""
         if not rows:
@@ -176,7 +191,7 @@ class DenseTransformer:
             chosen = x.narrow(0, rows[0], len(rows))
         else:
             chosen = x[list(rows)]
-        return self._head(self._final_norm(chosen)).to(self._wide)
+        return self.project(self.final_states(chosen))
 
 
 def _reserve(batch: Sequence[ForwardRows]) -> None:

@@ -119,3 +119,15 @@ class FaultyTarget:
         if self._fails(number):
             raise RuntimeError(f"forward {number} was told to fail")
         return outputs
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """The target's."""
+        return self._target.embed(token_ids)
+
+    def final_states(self, residual: Tensor) -> Tensor:
+        """The target's."""
+        return self._target.final_states(residual)
+
+    def project(self, states: Tensor) -> Tensor:
+        """The target's."""
+        return self._target.project(states)
