@@ -163,6 +163,31 @@ class TokenHistory:
                 return found
         return []
 
+    def match_at(self, position: int, max_length: int) -> Match:
+        """How many tokens that end at a position agree with the end."""
+        length = self._length
+        recent = self._tokens.view[max(0, length - max_length) : length].tolist()[::-1]
+        return Match(self._matched(position, recent), position)
+
+    def same_as_last(self, start: int, stop: int) -> list[int]:
+        """Positions in [start, stop), before the last token, that hold the same id as it."""
+        start, stop = max(0, start), min(stop, self._length - 1)
+        if start >= stop:
+            return []
+        last = self._tokens.view[self._length - 1]
+        found = self._tokens.view[start:stop].tolist()
+        return [start + i for i, token_id in enumerate(found) if token_id == last]
+
+    def common_run(self, first: int, second: int, max_length: int) -> int:
+        """How many tokens agree from two positions on."""
+        view, length = self._tokens.view, self._length
+        count = 0
+        while count < max_length and second + count < length:
+            if view[first + count] != view[second + count]:
+                break
+            count += 1
+        return count
+
     def continuation(self, position: int, count: int, ahead: Sequence[int] = ()) -> list[int]:
         """The `count` tokens after `position`; past the end, the copy repeats itself.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.models.target import TargetConfig
 
@@ -13,7 +14,8 @@ __all__ = ["explain_drafter", "load_drafter"]
 _REASONS = {
     "auto": "lookup: no trained drafter is known for this checkpoint, and copying costs no forward",
     "null": "null: plain decoding, as asked for",
-    "lookup": "lookup: copies from the session, as asked for",
+    "lookup": "lookup: copies what followed the last few tokens, as asked for",
+    "suffix": "suffix: copies from all that the session has held, as asked for",
 }
 
 
@@ -21,14 +23,16 @@ def load_drafter(name: str, target_config: TargetConfig) -> Drafter:
     """Make the drafter that an option names.
 
     Args:
-        name: `"auto"`, `"null"` or `"lookup"`.
+        name: `"auto"`, `"null"`, `"lookup"` or `"suffix"`.
         target_config: The target that it must fit; these fit every target.
 
     Raises:
         DrafterMismatchError: No drafter has this name.
     """
     explain_drafter(name, target_config)
-    return NullDrafter() if name == "null" else LookupDrafter()
+    if name == "null":
+        return NullDrafter()
+    return SuffixDrafter() if name == "suffix" else LookupDrafter()
 
 
 def explain_drafter(name: str, target_config: TargetConfig) -> str:

@@ -12,6 +12,7 @@ from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.kv_pool import PAGE_ROWS
 from dlite_agent.models.target import TargetHidden
@@ -83,6 +84,8 @@ DRAFTERS: dict[str, MakeDrafter] = {
     "lookup": lambda ids: LookupDrafter(),
     "lookup-1": lambda ids: LookupDrafter(sizes=(1,), max_block=1),
     "lookup-33": lambda ids: LookupDrafter(sizes=(17, 2, 1), max_block=33),
+    "suffix": lambda ids: SuffixDrafter(),
+    "suffix-whole": lambda ids: SuffixDrafter(max_block=40, min_reached=0.0),
     "oracle-1": lambda ids: OracleDrafter(ids, max_block=1),
     "oracle-7": OracleDrafter,
     "oracle-40": lambda ids: OracleDrafter(ids, max_block=40),

@@ -12,7 +12,8 @@ from dlite_agent.testing import tiny_config
 
 
 @pytest.mark.parametrize(
-    ("name", "made"), [("auto", "lookup"), ("null", "null"), ("lookup", "lookup")]
+    ("name", "made"),
+    [("auto", "lookup"), ("null", "null"), ("lookup", "lookup"), ("suffix", "suffix")],
 )
 def test_option_names_a_drafter_and_says_why(name: str, made: str) -> None:
     assert load_drafter(name, tiny_config()).name == made
@@ -20,7 +21,7 @@ def test_option_names_a_drafter_and_says_why(name: str, made: str) -> None:
 
 
 def test_unknown_name_lists_what_exists() -> None:
-    with pytest.raises(DrafterMismatchError, match=r"'eagle3'.*'auto', 'null', 'lookup'"):
+    with pytest.raises(DrafterMismatchError, match=r"'eagle3'.*'auto', 'null', 'lookup', 'suffix'"):
         load_drafter("eagle3", tiny_config())
 
 

@@ -106,16 +106,7 @@ def test_growth_keeps_everything() -> None:
     for start in range(10, 5000, 37):
         drafter.commit(state, ids[start : start + 37])
     assert propose(drafter, state, ids) == naive(ids, (4, 3, 2), 7)
-    assert state.nbytes <= 2 * 28 * 5000
-
-
-def test_a_full_bucket_costs_a_bounded_search() -> None:
-    """Many bigrams and few buckets: a lookup gives up rather than walk the whole chain."""
-    ids = [7, 8, *range(100, 1022)]
-    state = LookupState((2,))
-    state.append([*ids, 7, 8])
-    assert state.find(1000)[0] == 1
-    assert state.find(1)[0] in (-1, 1)
+    assert state.nbytes <= 30 * 5000
 
 
 def test_work_of_a_round_does_not_grow_with_the_context() -> None:
@@ -135,16 +126,6 @@ def test_work_of_a_round_does_not_grow_with_the_context() -> None:
         return min(times)
 
     assert round_s(40_000) < 10 * round_s(1_100)
-
-
-def test_40000_tokens_are_ingested_fast_and_small() -> None:
-    rng = random.Random(2)
-    ids = [rng.randrange(150_000) for _ in range(40_000)]
-    drafter = LookupDrafter()
-    started = time.thread_time()
-    state = drafter.start(ids)
-    assert time.thread_time() - started < 0.5
-    assert state.nbytes / len(ids) < 50
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (2, 3), (3, 3)])

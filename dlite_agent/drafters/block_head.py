@@ -1,0 +1,220 @@
+"""The sequential head of a block, folded: the vocabulary matrix is read once for all slots.
+
+A head that adds `U·g_k` to the hidden state of slot k before the vocabulary projection W, with
+nothing nonlinear behind it, adds `(W·U)·g_k` to the logits. So the base logits of all slots are one
+product with W, and a slot costs one with the factor `P = W·U`, [V, r]: of all rows, or of the few
+that were best before the correction. DSpark's Markov head is the same form with a free P.
+
+Arithmetic of a slot is numpy on the host: a dozen operators on a few hundred numbers, which take
+torch three times as long. On an accelerator the shortlist is copied over once a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["BlockHead", "Cell", "RecurrentCell", "TokenCell", "token_rows"]
+
+Numbers = npt.NDArray[np.float32]
+TokenRow = Callable[[int], Numbers]
+
+_MAX_TABLE_BYTES = 64 * 2**20
+"""A table of what every token brings to a cell is made once if it is no larger."""
+DEFAULT_SHORTLIST = 32
+
+
+class Cell(Protocol):
+    """What a slot knows of the tokens before it: g_k of rank r."""
+
+    def start(self, hidden: Tensor) -> Callable[[int, int, Numbers | None], Numbers]:
+        """Begin a block.
+
+        Args:
+            hidden: [B, E], the slots' states.
+
+        Returns:
+            `step(slot, previous_id, g)`: g_k [r] from the slot's number, the token before it and
+            g_{k-1}, which is None for slot 0.
+        """
+        ...
+
+
+class TokenCell:
+    """g_k depends on the previous token alone: DSpark's, and the ablation of ours.
+
+    Args:
+        token_row: [r] of a token.
+    """
+
+    def __init__(self, token_row: TokenRow) -> None:
+        self._token_row = token_row
+
+    def start(self, hidden: Tensor) -> Callable[[int, int, Numbers | None], Numbers]:
+        """Nothing to prepare."""
+        return lambda slot, previous_id, previous: self._token_row(previous_id)
+
+
+class RecurrentCell:
+    """A gated step (ours): `g' = z·g + (1 - z)·c`.
+
+    z = σ(a_z) and c = tanh(a_c), where a = A·E(previous token) + C·h_k + R·g + b.
+
+    Args:
+        token_row: [2r] of a token: A·E(token), gate before candidate.
+        hidden_proj: C, [2r, E].
+        state_proj: R, [2r, r].
+        bias: b, [2r].
+    """
+
+    def __init__(
+        self, token_row: TokenRow, hidden_proj: Tensor, state_proj: Tensor, bias: Tensor
+    ) -> None:
+        self._token_row = token_row
+        self._hidden_proj = hidden_proj.t().contiguous()
+        self._bias = bias
+        self._state_proj = np.ascontiguousarray(_host(state_proj).T)  # [r, 2r]
+        self._rank = state_proj.shape[1]
+        half = np.ones(2 * self._rank, dtype=np.float32)
+        half[: self._rank] = 0.5  # σ(x) = (1 + tanh(x / 2)) / 2: one tanh for both halves
+        self._half = half
+
+    def start(self, hidden: Tensor) -> Callable[[int, int, Numbers | None], Numbers]:
+        """C·h + b of all slots in one product."""
+        kind = self._hidden_proj.dtype
+        of_hidden = _host(torch.addmm(self._bias, hidden.to(kind), self._hidden_proj))
+        rank = self._rank
+
+        def step(slot: int, previous_id: int, previous: Numbers | None) -> Numbers:
+            total = of_hidden[slot] + self._token_row(previous_id)
+            if previous is not None:
+                total += previous @ self._state_proj
+            total *= self._half
+            np.tanh(total, out=total)
+            candidate = total[rank:]
+            keep = total[:rank]
+            keep += 1.0
+            keep *= 0.5
+            if previous is None:
+                keep *= candidate
+                return candidate - keep
+            keep *= previous - candidate
+            keep += candidate
+            return keep
+
+        return step
+
+
+class BlockHead:
+    """From the slots' states to tokens, one slot after the other.
+
+    Args:
+        factor: P = W·U, [V, r]; None: every slot's best token by itself.
+        cell: Gives g_k; None with `factor` None.
+        shortlist: How many of a slot's best base logits are corrected; None: all of them.
+    """
+
+    def __init__(
+        self,
+        factor: Tensor | None,
+        cell: Cell | None,
+        *,
+        shortlist: int | None = DEFAULT_SHORTLIST,
+    ) -> None:
+        assert (factor is None) == (cell is None), "a correction needs both"
+        self._factor = factor
+        self._cell = cell
+        self._shortlist = shortlist
+
+    def draft(
+        self, base: Tensor, hidden: Tensor, anchor_id: int
+    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Choose the best token of each slot, greedily. One host sync.
+
+        Args:
+            base: Base logits [k, V] = W·h_k.
+            hidden: [k, E].
+            anchor_id: The token before slot 0.
+
+        Returns:
+            k token ids, and the probability of each among its shortlist.
+        """
+        num_slots, vocab_size = base.shape
+        count = min(self._shortlist or vocab_size, vocab_size)
+        best = torch.topk(base, count, dim=-1, sorted=False)
+        scores, candidates = _host(best.values), best.indices
+        if self._factor is None or self._cell is None:
+            return _choose_all(scores, candidates.cpu().numpy())
+        rows = self._factor.index_select(0, candidates.view(-1)) if self._shortlist else self._factor
+        factors = _host(rows).reshape(num_slots if self._shortlist else 1, count, -1)
+        ids_of = candidates.cpu().numpy()
+        if not self._shortlist:  # in the order of the factor's rows
+            scores, ids_of = _host(base), np.broadcast_to(np.arange(vocab_size), base.shape)
+        step = self._cell.start(hidden)
+        previous_id, state = anchor_id, None
+        chosen: list[int] = []
+        sure: list[float] = []
+        for slot in range(num_slots):
+            state = step(slot, previous_id, state)
+            row = factors[slot if self._shortlist else 0] @ state
+            row += scores[slot]
+            place = int(row.argmax())
+            row -= row[place]
+            np.exp(row, out=row)
+            previous_id = int(ids_of[slot, place])
+            chosen.append(previous_id)
+            sure.append(1.0 / float(row.sum()))
+        return tuple(chosen), tuple(sure)
+
+    def logits(self, base: Tensor, hidden: Tensor, previous_ids: Sequence[int]) -> Tensor:
+        """Corrected logits [k, V] float32 where the tokens before each slot are given."""
+        if self._factor is None or self._cell is None:
+            return base.to(torch.float32)
+        step, state = self._cell.start(hidden), None
+        states: list[Numbers] = []
+        for slot, previous_id in enumerate(previous_ids):
+            state = step(slot, previous_id, state)
+            states.append(state)
+        corrections = torch.from_numpy(np.stack(states)) @ self._factor.to("cpu", torch.float32).t()
+        return base.to("cpu", torch.float32) + corrections
+
+
+def token_rows(weight: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: int) -> TokenRow:
+    """`A·E(token)` as a function of the token: from a table where that is small enough.
+
+    Args:
+        weight: A, [n, E].
+        embed: The target's embedding, ids [m] to [m, E].
+        vocab_size: V.
+    """
+    transposed = weight.t().contiguous()
+    if 4 * vocab_size * weight.shape[0] <= _MAX_TABLE_BYTES:
+        all_ids = torch.arange(vocab_size, device=weight.device)
+        table = _host(embed(all_ids).to(weight.dtype) @ transposed)
+        return table.__getitem__  # type: ignore[return-value]  # a row of it
+
+    def row(token_id: int) -> Numbers:
+        ids = torch.tensor([token_id], device=weight.device)
+        return _host(torch.mm(embed(ids).to(transposed.dtype), transposed))[0]
+
+    return row
+
+
+def _choose_all(
+    scores: Numbers, ids_of: npt.NDArray[np.int64]
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    places = scores.argmax(axis=1)
+    slots = np.arange(scores.shape[0])
+    shares = np.exp(scores - scores[slots, places][:, None]).sum(axis=1)
+    return tuple(ids_of[slots, places].tolist()), tuple((1.0 / shares).tolist())
+
+
+def _host(tensor: Tensor) -> Numbers:
+    """The same numbers, on the host, in float32."""
+    array: Numbers = tensor.to("cpu", torch.float32).numpy()
+    return array
