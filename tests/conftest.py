@@ -57,3 +57,16 @@ def qwen3_tokenizer_dir() -> Path:
     if not named and not beside.is_dir():
         pytest.skip(f"{TOKENIZER_VARIABLE} does not name a folder with a Qwen3 tokenizer")
     return Path(named) if named else beside
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """Name of the real, small model, or a skip: its package is not required."""
+    from dlite_agent.errors import MissingDependencyError
+    from dlite_agent.models.weights import resolve_checkpoint
+
+    try:
+        resolve_checkpoint("smollm2")
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    return "smollm2"
