@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlite_agent.drafters.history import Match, TokenHistory
+from dlite_agent.drafters.suffix_index import Match, SuffixIndex
 
 __all__ = ["CopyTrail"]
 
@@ -56,32 +56,28 @@ class CopyTrail:
         other._copies = [_Copy(held.shift, held.end, held.length) for held in self._copies]
         return other
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._copies.clear()
-
-    def follow(self, history: TokenHistory) -> None:
+    def follow(self, index: SuffixIndex) -> None:
         """Let each copy end where it does by now, and forget those that ended long ago."""
-        newest = history.length - 1
+        newest = index.length - 1
         for held in self._copies:
-            grown = history.common_run(held.end + 1 - held.shift, held.end + 1, _MAX_CATCH_UP)
+            grown = index.common_run(held.end + 1 - held.shift, held.end + 1, _MAX_CATCH_UP)
             held.end += grown
             held.length += grown
         self._copies = [held for held in self._copies if newest - held.end <= _MAX_GAP]
 
-    def places(self, history: TokenHistory) -> list[int]:
+    def places(self, index: SuffixIndex) -> list[int]:
         """Positions near the copies' places that hold the session's last token."""
-        newest = history.length - 1
+        newest = index.length - 1
         found: list[int] = []
         for held in self._copies:
             if held.length >= _MIN_LENGTH and held.end < newest:
                 place = newest - held.shift
-                found += history.same_as_last(place - _WINDOW, place + _WINDOW + 1)
+                found += index.same_as_last(place - _WINDOW, place + _WINDOW + 1)
         return found
 
-    def credit(self, history: TokenHistory, match: Match) -> float:
+    def credit(self, index: SuffixIndex, match: Match) -> float:
         """Tokens of match length that a match is worth more, as it may continue a copy."""
-        newest, best = history.length - 1, 0.0
+        newest, best = index.length - 1, 0.0
         for held in self._copies:
             displaced = abs(newest - match.position - held.shift)
             gap = newest - match.length - held.end
@@ -90,9 +86,9 @@ class CopyTrail:
                 best = max(best, earned - _GAP_PRICE * (displaced + gap))
         return best
 
-    def note(self, history: TokenHistory, match: Match, worth: float) -> None:
+    def note(self, index: SuffixIndex, match: Match, worth: float) -> None:
         """Remember that the session was taken to copy from a match."""
-        newest = history.length - 1
+        newest = index.length - 1
         shift = newest - match.position
         for held in self._copies:
             if held.shift == shift:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
-from dlite_agent.drafters.history import TokenHistory
+from dlite_agent.drafters.suffix_index import SuffixIndex
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
@@ -19,20 +19,20 @@ class LookupState:
     """One session's tokens and their index.
 
     Attributes:
-        history: The tokens.
+        index: Holds the tokens.
     """
 
-    history: TokenHistory
+    index: SuffixIndex
 
     @property
     def length(self) -> int:
         """Tokens held."""
-        return self.history.length
+        return self.index.length
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index; what forks share counts in each."""
-        return self.history.nbytes
+        return self.index.nbytes
 
 
 class LookupDrafter:
@@ -74,8 +74,8 @@ class LookupDrafter:
 
     def start(self, token_ids: list[int]) -> LookupState:
         """Index a session's tokens; about half a microsecond a token."""
-        state = LookupState(TokenHistory(self._sizes))
-        state.history.append(token_ids)
+        state = LookupState(SuffixIndex(self._sizes))
+        state.index.append(token_ids)
         return state
 
     def propose(
@@ -88,26 +88,26 @@ class LookupDrafter:
         budget: int,
     ) -> DraftBlock:
         """A continuation, or nothing where the last tokens are new to the session."""
-        history = _own(state).history
-        matches = history.search(self._max_probes, self._sizes[0])
+        index = _own(state).index
+        matches = index.search(self._max_probes, self._sizes[0])
         if not matches or budget < 1:
             return DraftBlock(source=self.name)
         newest = matches[0]
         size = max(size for size in self._sizes if size <= newest.length)
         count = min(budget, self._max_block, 2 * size - 1)
-        return DraftBlock(tuple(history.continuation(newest.position, count)), source=self.name)
+        return DraftBlock(tuple(index.continuation(newest.position, count)), source=self.name)
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Append ids."""
-        _own(state).history.append(token_ids)
+        _own(state).index.append(token_ids)
 
     def truncate_to(self, state: DraftState | None, length: int) -> None:
         """Forget ids from `length` on."""
-        _own(state).history.truncate_to(length)
+        _own(state).index.truncate_to(length)
 
     def fork(self, state: DraftState | None) -> LookupState:
         """An independent copy that shares the index so far."""
-        return LookupState(_own(state).history.fork())
+        return LookupState(_own(state).index.fork())
 
 
 def _own(state: DraftState | None) -> LookupState:

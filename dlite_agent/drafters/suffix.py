@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dlite_agent.drafters.copy_trail import CopyTrail
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
-from dlite_agent.drafters.history import Match, TokenHistory
+from dlite_agent.drafters.suffix_index import Match, SuffixIndex
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
@@ -30,19 +30,19 @@ class SuffixState:
     """One session's tokens, their index, and where it copied from.
 
     Attributes:
-        history: The tokens.
+        index: Holds the tokens.
         trail: The last copies.
         matched: How many tokens the last proposal followed a copy of; 0 where it proposed nothing.
     """
 
-    history: TokenHistory
+    index: SuffixIndex
     trail: CopyTrail = field(default_factory=CopyTrail)
     matched: int = 0
 
     @property
     def nbytes(self) -> int:
         """Bytes of the index; what forks share counts in each."""
-        return self.history.nbytes
+        return self.index.nbytes
 
     def match(self, ahead: Sequence[int] = ()) -> Match:
         """The earlier occurrence that shares most tokens with the end; of several, the newest.
@@ -53,12 +53,12 @@ class SuffixState:
         Returns:
             How many tokens agree (0: none, and no position), and where the last of them stands.
         """
-        matches = self.history.search(_MAX_PROBES, _MAX_LENGTH, ahead)
+        matches = self.index.search(_MAX_PROBES, _MAX_LENGTH, ahead)
         return max(matches, default=Match(0, -1))
 
     def continuation(self, position: int, count: int, ahead: Sequence[int] = ()) -> tuple[int, ...]:
         """The `count` tokens after a match."""
-        return tuple(self.history.continuation(position, count, ahead))
+        return tuple(self.index.continuation(position, count, ahead))
 
     def weighed(self) -> list[tuple[float, Match]]:
         """All places that the end may be a copy of, best first, with what each is worth.
@@ -66,15 +66,15 @@ class SuffixState:
         That is the number of tokens that agree, and credit for one that continues a copy behind an
         edit. Of equals the newer is better.
         """
-        history, trail = self.history, self.trail
-        trail.follow(history)
-        matches = history.search(_MAX_PROBES, _MAX_LENGTH)
+        index, trail = self.index, self.trail
+        trail.follow(index)
+        matches = index.search(_MAX_PROBES, _MAX_LENGTH)
         known = {match.position for match in matches}
-        for place in trail.places(history):
+        for place in trail.places(index):
             if place not in known:
                 known.add(place)
-                matches.append(history.match_at(place, _MAX_LENGTH))
-        worth = [(match.length + trail.credit(history, match), match) for match in matches]
+                matches.append(index.match_at(place, _MAX_LENGTH))
+        worth = [(match.length + trail.credit(index, match), match) for match in matches]
         return sorted(worth, key=lambda item: (item[0], item[1].position), reverse=True)
 
 
@@ -112,8 +112,8 @@ class SuffixDrafter:
 
     def start(self, token_ids: list[int]) -> SuffixState:
         """Index a session's tokens; about half a microsecond a token."""
-        state = SuffixState(TokenHistory(_SIZES))
-        state.history.append(token_ids)
+        state = SuffixState(SuffixIndex(_SIZES))
+        state.index.append(token_ids)
         return state
 
     def propose(
@@ -133,21 +133,21 @@ class SuffixDrafter:
         if not places:
             return DraftBlock(source=self.name)
         worth, match = places[0]
-        token_ids, confidence = self._block(own.history, places, count)
-        own.trail.note(own.history, match, worth)
+        token_ids, confidence = self._block(own.index, places, count)
+        own.trail.note(own.index, match, worth)
         own.matched = match.length
         return DraftBlock(token_ids, confidence, self.name)
 
     def _block(
-        self, history: TokenHistory, places: list[tuple[float, Match]], count: int
+        self, index: SuffixIndex, places: list[tuple[float, Match]], count: int
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The best place's continuation, and how far the others agree with it."""
         best_worth, best = places[0]
-        block = history.continuation(best.position, count)
+        block = index.continuation(best.position, count)
         agreeing = []
         for worth, match in places:
             share = math.pow(_WEIGHT_BASE, worth - best_worth)
-            agreeing.append((share, history.continuation(match.position, count)))
+            agreeing.append((share, index.continuation(match.position, count)))
         confidence: list[float] = []
         reached = 1.0
         for slot, token_id in enumerate(block):
@@ -163,16 +163,16 @@ class SuffixDrafter:
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Append ids."""
-        _own(state).history.append(token_ids)
+        _own(state).index.append(token_ids)
 
     def truncate_to(self, state: DraftState | None, length: int) -> None:
         """Forget ids from `length` on."""
-        _own(state).history.truncate_to(length)
+        _own(state).index.truncate_to(length)
 
     def fork(self, state: DraftState | None) -> SuffixState:
         """An independent copy that shares the index so far."""
         own = _own(state)
-        return SuffixState(own.history.fork(), own.trail.copy(), own.matched)
+        return SuffixState(own.index.fork(), own.trail.copy(), own.matched)
 
 
 def _own(state: DraftState | None) -> SuffixState:

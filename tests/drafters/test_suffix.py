@@ -8,8 +8,8 @@ import time
 import pytest
 
 from dlite_agent.drafters.drafter import DraftBlock
-from dlite_agent.drafters.history import Match, TokenHistory
 from dlite_agent.drafters.suffix import SuffixDrafter, SuffixState
+from dlite_agent.drafters.suffix_index import Match, SuffixIndex
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.sampling import KeyedNoise
 
@@ -18,8 +18,8 @@ WHOLE = SuffixDrafter(max_block=8, min_reached=0.0)
 
 
 def propose(drafter: SuffixDrafter, state: SuffixState, budget: int = 8) -> DraftBlock:
-    last = state.history.token(state.history.length - 1)
-    block = drafter.propose(state, last, None, state.history.length - 1, NOISE, budget)
+    last = state.index.token(state.index.length - 1)
+    block = drafter.propose(state, last, None, state.index.length - 1, NOISE, budget)
     assert block.source == "suffix"
     assert len(block.confidence) == len(block.token_ids) <= budget
     assert all(0.0 <= chance <= 1.0 for chance in block.confidence)
@@ -130,7 +130,7 @@ def test_match_and_continuation_extend_a_draft_of_another() -> None:
     assert match == Match(4, 3)
     assert state.continuation(match.position, 2, ahead=[3, 4]) == (5, 6)
     assert state.match(ahead=[77]) == Match(0, -1)
-    assert state.history.length == 9
+    assert state.index.length == 9
 
 
 def test_matched_is_the_length_behind_the_last_proposal() -> None:
@@ -153,7 +153,7 @@ def test_rewind_and_fork_draft_as_a_session_that_never_had_the_rest() -> None:
             fresh = WHOLE.start(ids[:length])
             assert propose(WHOLE, other) == propose(WHOLE, fresh)
         WHOLE.commit(state, [3, 4])
-        assert fork.history.length == length
+        assert fork.index.length == length
     assert WHOLE.fork(WHOLE.start(ids)).nbytes <= WHOLE.start(ids).nbytes + 10_000
 
 
@@ -163,11 +163,11 @@ def test_trail_after_a_rewind_proposes_only_what_the_session_holds() -> None:
     for _ in range(300):
         WHOLE.commit(state, [rng.randrange(5) for _ in range(rng.randrange(1, 6))])
         block = propose(WHOLE, state)
-        held = [state.history.token(i) for i in range(state.history.length)]
+        held = [state.index.token(i) for i in range(state.index.length)]
         assert set(block.token_ids) <= set(held)
         if rng.random() < 0.3:
-            WHOLE.truncate_to(state, rng.randrange(state.history.length))
-            if not state.history.length:
+            WHOLE.truncate_to(state, rng.randrange(state.index.length))
+            if not state.index.length:
                 WHOLE.commit(state, [0])
 
 
@@ -187,9 +187,9 @@ def test_work_of_a_round_does_not_grow_with_the_context() -> None:
     rng = random.Random(1)
 
     def positions_read(length: int) -> int:
-        history = TokenHistory((8, 3, 1))
-        history.append([rng.randrange(20) for _ in range(length)])
-        return len(history.search(16, 32))
+        index = SuffixIndex((8, 3, 1))
+        index.append([rng.randrange(20) for _ in range(length)])
+        return len(index.search(16, 32))
 
     assert max(positions_read(1_000), positions_read(40_000)) <= 16
 

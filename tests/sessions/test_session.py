@@ -59,7 +59,7 @@ class TapReader(LookupDrafter):
     ) -> DraftBlock:
         assert isinstance(state, LookupState)
         assert hidden is not None
-        ids = [state.history.token(i) for i in range(state.length)]
+        ids = [state.index.token(i) for i in range(state.length)]
         assert len(ids) == position + 1
         assert ids[-1] == pending
         with cold_forward(self._target, ids[:-1], taps=(0, 1)) as (output, _):

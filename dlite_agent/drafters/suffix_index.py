@@ -10,7 +10,7 @@ import numpy as np
 
 from dlite_agent.drafters.ngram_table import Ids, NgramTable, hash_ngram
 
-__all__ = ["Match", "TokenHistory"]
+__all__ = ["Match", "SuffixIndex"]
 
 _MIN_CAPACITY = 256
 _GROWTH = 1.25
@@ -52,7 +52,7 @@ class _Frozen:
         return self.stop - self.table.start
 
 
-class TokenHistory:
+class SuffixIndex:
     """Token ids and an index of their n-grams.
 
     The index is a table that grows with the session, and frozen tables that forks share. A fork
@@ -111,11 +111,11 @@ class TokenHistory:
             )
         self._length = length
 
-    def fork(self) -> TokenHistory:
+    def fork(self) -> SuffixIndex:
         """An independent copy that shares the arrays; amortised O(tokens since the last fork)."""
         self._freeze()
         self._tokens.is_shared = True
-        other = TokenHistory.__new__(TokenHistory)
+        other = SuffixIndex.__new__(SuffixIndex)
         other.sizes = self.sizes
         other._length, other._tokens, other._frozen = self._length, self._tokens, self._frozen
         other._tail = NgramTable(self.sizes, self._length)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dlite_agent.drafters.history import Match, TokenHistory
 from dlite_agent.drafters.ngram_table import NgramTable, hash_ngram
+from dlite_agent.drafters.suffix_index import Match, SuffixIndex
 
 SIZES = (4, 2, 1)
 EVERYTHING = 100_000
@@ -38,20 +38,20 @@ def naive_search(
     return []
 
 
-def check(history: TokenHistory, ids: list[int], ahead: list[int]) -> None:
-    assert history.length == len(ids)
-    assert [history.token(i) for i in range(len(ids))] == ids
+def check(index: SuffixIndex, ids: list[int], ahead: list[int]) -> None:
+    assert index.length == len(ids)
+    assert [index.token(i) for i in range(len(ids))] == ids
     for more in ([], ahead):
         context = [*ids, *more]
         expected = naive_search(ids, context, len(ids) - (not more), SIZES, 8)
-        found = history.search(EVERYTHING, 8, more)
+        found = index.search(EVERYTHING, 8, more)
         assert sorted(found, key=lambda match: -match.position) == expected
         for length, position in found[:1]:
             assert length >= 1
             copied = list(context)
             for i in range(6):
                 copied.append(copied[position + 1 + i])
-            assert history.continuation(position, 6, more) == copied[len(context) :]
+            assert index.continuation(position, 6, more) == copied[len(context) :]
 
 
 class Timelines(RuleBasedStateMachine):
@@ -59,31 +59,31 @@ class Timelines(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pairs: list[tuple[TokenHistory, list[int]]] = [(TokenHistory(SIZES), [])]
+        self.pairs: list[tuple[SuffixIndex, list[int]]] = [(SuffixIndex(SIZES), [])]
 
     @rule(data=st.data(), more=st.lists(st.integers(0, 2), max_size=60))
     def append(self, data: st.DataObject, more: list[int]) -> None:
-        history, ids = data.draw(st.sampled_from(self.pairs))
-        history.append(more)
+        index, ids = data.draw(st.sampled_from(self.pairs))
+        index.append(more)
         ids.extend(more)
 
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        history, ids = data.draw(st.sampled_from(self.pairs))
+        index, ids = data.draw(st.sampled_from(self.pairs))
         length = data.draw(st.integers(0, len(ids) + 2))
-        history.truncate_to(length)
+        index.truncate_to(length)
         del ids[length:]
 
     @precondition(lambda self: len(self.pairs) < 5)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        history, ids = data.draw(st.sampled_from(self.pairs))
-        self.pairs.append((history.fork(), list(ids)))
+        index, ids = data.draw(st.sampled_from(self.pairs))
+        self.pairs.append((index.fork(), list(ids)))
 
     @invariant()
     def equals_the_naive_search(self) -> None:
-        for history, ids in self.pairs:
-            check(history, ids, [1, 0])
+        for index, ids in self.pairs:
+            check(index, ids, [1, 0])
 
 
 TestTimelines = Timelines.TestCase
@@ -96,16 +96,16 @@ TestTimelines.settings = settings(max_examples=40, stateful_step_count=12, deadl
     context=st.lists(st.integers(0, 3), min_size=1, max_size=10),
 )
 def test_context_of_another_timeline_is_found(ids: list[int], context: list[int]) -> None:
-    history = TokenHistory(SIZES)
-    history.append(ids)
-    found = history.find(context, EVERYTHING)
+    index = SuffixIndex(SIZES)
+    index.append(ids)
+    found = index.find(context, EVERYTHING)
     assert found == naive_search(ids, context, len(ids), SIZES, len(context))
 
 
 def test_one_by_one_equals_at_once() -> None:
     rng = random.Random(0)
     ids = [rng.randrange(40) for _ in range(3000)]
-    whole, pieces = TokenHistory(SIZES), TokenHistory(SIZES)
+    whole, pieces = SuffixIndex(SIZES), SuffixIndex(SIZES)
     whole.append(ids)
     start = 0
     while start < len(ids):
@@ -122,10 +122,10 @@ def test_both_hashes_agree() -> None:
     rng = random.Random(1)
     ids = [rng.randrange(-1, 152_000) for _ in range(200)]
     for pieces in (200, 3):
-        history = TokenHistory((8, 3, 1))
+        index = SuffixIndex((8, 3, 1))
         for start in range(0, 200, pieces):
-            history.append(ids[start : start + pieces])
-        assert [match.position for match in history.find(ids[:120], 500)][-1] == 119
+            index.append(ids[start : start + pieces])
+        assert [match.position for match in index.find(ids[:120], 500)][-1] == 119
 
 
 def colliding_bigrams(table_bits: int) -> list[tuple[int, int]]:
@@ -141,92 +141,92 @@ def colliding_bigrams(table_bits: int) -> list[tuple[int, int]]:
 
 
 def test_hash_collisions_cost_probes_and_give_no_false_match() -> None:
-    history = TokenHistory((2,))
-    history.append([1, 2, 77])
+    index = SuffixIndex((2,))
+    index.append([1, 2, 77])
     others = colliding_bigrams(8)
     for i, pair in enumerate(others):
-        history.append([*pair, 1000 + i])
-    history.append([1, 2])
-    assert history.search(EVERYTHING, 2) == [Match(2, 1)]
-    assert history.search(len(others), 2) == []
+        index.append([*pair, 1000 + i])
+    index.append([1, 2])
+    assert index.search(EVERYTHING, 2) == [Match(2, 1)]
+    assert index.search(len(others), 2) == []
 
 
 @pytest.mark.parametrize("period", [1, 2, 3])
 def test_repetition_is_found_and_continued(period: int) -> None:
-    history = TokenHistory((8, 3, 1))
+    index = SuffixIndex((8, 3, 1))
     ids = [i % period for i in range(5000)]
     for start in range(0, 5000, 7):
-        history.append(ids[start : start + 7])
-    best = max(history.search(16, 32))
+        index.append(ids[start : start + 7])
+    best = max(index.search(16, 32))
     assert best == Match(32, 4999 - period)
-    assert history.continuation(best.position, 40) == [(5000 + i) % period for i in range(40)]
+    assert index.continuation(best.position, 40) == [(5000 + i) % period for i in range(40)]
 
 
-def array_bytes(history: TokenHistory) -> dict[int, int]:
-    """Size of each array that a history holds, by identity."""
-    tokens = history._tokens.ids
+def array_bytes(index: SuffixIndex) -> dict[int, int]:
+    """Size of each array that a index holds, by identity."""
+    tokens = index._tokens.ids
     found = {id(tokens): tokens.nbytes}
-    for table in history.tables:
+    for table in index.tables:
         found |= {id(table): table.nbytes}
     return found
 
 
 def test_fork_copies_nothing_and_appending_copies_the_ids_once() -> None:
-    history = TokenHistory((8, 3, 1))
-    history.append(list(np.arange(32_000) % 30_011))
-    history.append(list(np.arange(7_000)))
-    before = array_bytes(history)
-    fork = history.fork()
+    index = SuffixIndex((8, 3, 1))
+    index.append(list(np.arange(32_000) % 30_011))
+    index.append(list(np.arange(7_000)))
+    before = array_bytes(index)
+    fork = index.fork()
     new = {key: size for key, size in array_bytes(fork).items() if key not in before}
     assert sum(new.values()) <= 10_000  # an empty tail
-    history.append([1, 2, 3])
-    assert history._tokens is fork._tokens
+    index.append([1, 2, 3])
+    assert index._tokens is fork._tokens
     fork.append([4, 5, 6])
     new = {key: size for key, size in array_bytes(fork).items() if key not in before}
     assert sum(new.values()) <= 5 * 40_000 + 10_000
-    assert history.search(9, 3) != fork.search(9, 3)
+    assert index.search(9, 3) != fork.search(9, 3)
 
 
 def test_many_forks_leave_few_tables() -> None:
     rng = random.Random(2)
-    history = TokenHistory((8, 3, 1))
+    index = SuffixIndex((8, 3, 1))
     ids: list[int] = []
     indexed = 0
     for _ in range(200):
         more = [rng.randrange(50) for _ in range(rng.randrange(1, 40))]
-        history.append(more)
+        index.append(more)
         ids += more
-        before = array_bytes(history)
-        history.fork()
-        fresh = [table for table in history.tables if id(table) not in before]
+        before = array_bytes(index)
+        index.fork()
+        fresh = [table for table in index.tables if id(table) not in before]
         indexed += sum(len(table) for table in fresh)
-    assert len(history.tables) <= 14
+    assert len(index.tables) <= 14
     assert indexed <= 14 * len(ids)  # each token is indexed again a logarithmic number of times
     context = ids[1000:1008]
-    assert Match(8, 1007) in history.find(context, EVERYTHING)
+    assert Match(8, 1007) in index.find(context, EVERYTHING)
 
 
 def test_40000_tokens_take_at_most_30_bytes_each_also_after_growth() -> None:
     rng = random.Random(3)
-    history = TokenHistory((8, 3, 1))
+    index = SuffixIndex((8, 3, 1))
     worst = 0.0
     for start in range(0, 40_000, 50):
-        history.append([rng.randrange(150_000) for _ in range(50)])
+        index.append([rng.randrange(150_000) for _ in range(50)])
         if start >= 4_000:
-            worst = max(worst, history.nbytes / history.length)
+            worst = max(worst, index.nbytes / index.length)
     assert worst <= 30
-    assert history.nbytes / 40_000 <= 25
+    assert index.nbytes / 40_000 <= 25
 
 
 def test_rewound_table_is_still_searched_through() -> None:
     """Positions behind the end of a frozen table are walked past without using up the probes."""
-    history = TokenHistory((1,))
-    history.append([5, 6])
-    history.append([5, 7] * 40)
-    history.fork()
-    history.truncate_to(2)
-    history.append([5])
-    assert history.search(16, 4) == [Match(1, 0)]
+    index = SuffixIndex((1,))
+    index.append([5, 6])
+    index.append([5, 7] * 40)
+    index.fork()
+    index.truncate_to(2)
+    index.append([5])
+    assert index.search(16, 4) == [Match(1, 0)]
 
 
 def test_a_table_pops_what_it_pushed() -> None:
