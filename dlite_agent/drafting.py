@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.controller import Controller, Source
 from dlite_agent.decoding.load import Load
-from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.drafter import Drafter, DraftState
 from dlite_agent.drafters.load import load_drafter
-from dlite_agent.drafters.suffix import SuffixDrafter
+from dlite_agent.drafters.suffix import SuffixState
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
 from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_cost_table
@@ -50,9 +50,8 @@ def make_drafter(
     drafter = load_drafter(config.drafter, target.config)
     if config.drafter != "auto":
         return drafter
-    match_length = drafter.match_length if isinstance(drafter, SuffixDrafter) else None
     return Controller(
-        [Source(drafter, match_length)],
+        [Source(drafter, _match_length)],
         cost_table_of(config, target, fingerprint, report),
         load=load,
         clock=None if config.reproducible else time.perf_counter,
@@ -90,3 +89,7 @@ def cost_table_of(
     if folder is not None:
         write_cost_table(folder, key, table)
     return table
+
+
+def _match_length(state: DraftState | None) -> int:
+    return state.matched if isinstance(state, SuffixState) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 __all__ = ["AcceptanceCounts", "evidence_cell"]
@@ -28,11 +29,7 @@ def evidence_cell(rank: int, confidence: float | None) -> int:
         confidence: The source's own, in [0, 1], or None.
     """
     row = min(rank.bit_length(), _NUM_RANKS - 1)
-    column = 0
-    if confidence is not None:
-        column = 1
-        for end in _CONFIDENCE_ENDS:
-            column += confidence > end
+    column = 0 if confidence is None else 1 + bisect_left(_CONFIDENCE_ENDS, confidence)
     return row * _NUM_CONFIDENCES + column
 
 

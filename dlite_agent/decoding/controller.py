@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dlite_agent.decoding.draft_length import best_length
 from dlite_agent.decoding.load import Load
+from dlite_agent.decoding.round_clock import RoundClock
 from dlite_agent.decoding.source import AskedSource, Candidate, Occasion, Prices, Source
 from dlite_agent.decoding.track_record import NO_CELL, TrackRecord
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
@@ -49,6 +50,8 @@ class ControllerState:
     round_number: int = 0
     wakes_at: int = 0
     is_verifying: bool = False
+    asked: list[tuple[int, float]] = field(default_factory=list)
+    sent: tuple[float, float] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -75,8 +78,8 @@ class Controller:
         sources: The cheapest to ask first.
         costs: Of the target's forwards.
         load: The other turns of the forward; None for a turn that is always alone.
-        clock: Seconds, to learn what asking a source costs; None assumes it, so that nothing that
-            is measured decides (`reproducible=True`).
+        clock: Seconds, to learn what asking a source costs and how far rounds are from the table;
+            None assumes both, so that nothing that is measured decides (`reproducible=True`).
         name: As the drafter is called in statistics.
 
     Raises:
@@ -97,7 +100,9 @@ class Controller:
         self.name = name
         self.costs = costs
         self.load = load if load is not None else Load()
-        self._sources = [AskedSource(source, clock) for source in sources]
+        self._clock = clock
+        self._sources = [AskedSource(source) for source in sources]
+        self._rounds = RoundClock()
         self._accepted_share = 0.5
 
     @property
@@ -130,21 +135,16 @@ class Controller:
         own.is_verifying = True
         if own.round_number < own.wakes_at or budget < 1:
             return _NOTHING
+        started_s = self._clock() if self._clock is not None else 0.0
         occasion = Occasion(pending, hidden, position, noise, min(budget, MAX_ROWS - 1))
-        prices = self._prices(occasion)
-        number, best = self._best(own, occasion, prices)
+        prices = self._prices(position)
+        block = self._drafted(own, occasion, prices)
         own.wakes_at = min(part.record.wakes_at for part in own.parts)
-        if best is None or not self._stake(own.parts[number].record, best, prices):
-            return _NOTHING
-        block = DraftBlock(
-            best.token_ids[: best.length],
-            best.confidence[: best.length],
-            self._sources[number].source.drafter.name,
-        )
-        is_whole = best.length == len(best.token_ids) < occasion.budget
-        if is_whole and len(own.parts) > 1 and math.prod(best.chances) >= _MIN_REACHED:
-            block = self._extended(own, number, (block, best.chances), occasion, prices)
         own.drafted = block.token_ids
+        if self._clock is not None:
+            now_s = self._clock()
+            self._note_asking(own.asked, now_s - started_s)
+            own.sent = (now_s, self._table_s(position, len(block.token_ids)))
         return block
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
@@ -157,6 +157,10 @@ class Controller:
                 part.record.see(token_ids, asked.counts)
             else:
                 part.record.forget()
+        if own.sent is not None and own.is_verifying and self._clock is not None:
+            sent_s, table_s = own.sent
+            self._rounds.note(self._clock() - sent_s, table_s, is_drafted=bool(own.drafted))
+        own.sent = None
         if own.drafted:
             self._note_share(own.drafted, token_ids)
             own.drafted = ()
@@ -167,6 +171,7 @@ class Controller:
     def truncate_to(self, state: DraftState | None, length: int) -> None:
         """Forget ids from `length` on; what was learnt stays."""
         own = _own(state)
+        own.is_verifying, own.sent, own.drafted = False, None, ()
         if length >= own.length:
             return
         num_read = own.length - len(own.unread)
@@ -184,7 +189,7 @@ class Controller:
             _Part(asked.source.drafter.fork(part.drafts), part.record.copy())
             for part, asked in zip(own.parts, self._sources, strict=True)
         ]
-        return replace(own, parts=parts, unread=own.unread.copy())
+        return replace(own, parts=parts, unread=own.unread.copy(), asked=[], sent=None)
 
     def _read(self, own: ControllerState) -> None:
         """Give the sources the ids that they have not seen."""
@@ -193,14 +198,36 @@ class Controller:
                 asked.source.drafter.commit(part.drafts, own.unread)
             own.unread = []
 
-    def _prices(self, occasion: Occasion) -> Prices:
-        load = self.load
-        num_turns = 1 + load.turns
-        costs_s = self.costs.curve(
-            1 + load.rows, occasion.budget, context=occasion.position, turns=num_turns
-        )
+    def _prices(self, position: int) -> Prices:
+        load, costs, factor = self.load, self.costs, self._rounds.factor
+        rows, num_turns = 1 + load.rows, 1 + load.turns
+        plain_s = costs.round_s(rows, context=position, turns=num_turns)
+
+        def costs_s(count: int) -> list[float]:
+            curve = costs.curve(rows, count, context=position, turns=num_turns)
+            return curve if factor == 1.0 else [curve[0], *(factor * s for s in curve[1:])]
+
         num_certain = num_turns + load.drafted * self._accepted_share
-        return Prices(costs_s, num_certain, costs_s[0] / num_turns)
+        return Prices(costs_s, num_certain, plain_s / num_turns)
+
+    def _table_s(self, position: int, num_drafted: int) -> float:
+        load = self.load
+        rows = 1 + load.rows + num_drafted
+        return self.costs.round_s(rows, context=position, turns=1 + load.turns)
+
+    def _drafted(self, own: ControllerState, occasion: Occasion, prices: Prices) -> DraftBlock:
+        number, best = self._best(own, occasion, prices)
+        if best is None or not self._stake(own.parts[number].record, best, prices):
+            return _NOTHING
+        block = DraftBlock(
+            best.token_ids[: best.length],
+            best.confidence[: best.length],
+            self._sources[number].source.drafter.name,
+        )
+        is_whole = best.length == len(best.token_ids) < occasion.budget
+        if is_whole and len(own.parts) > 1 and math.prod(best.chances) >= _MIN_REACHED:
+            block = self._extended(own, number, (block, best.chances), occasion, prices)
+        return block
 
     def _best(
         self, own: ControllerState, occasion: Occasion, prices: Prices
@@ -216,15 +243,18 @@ class Controller:
                 continue
             if not part.record.settle(own.round_number, prices.plain_s, asked.asking_s):
                 continue
+            started_s = self._clock() if self._clock is not None else 0.0
             self._read(own)
             found = asked.candidate(part.drafts, part.record, occasion, prices)
+            if self._clock is not None:
+                own.asked.append((number, self._clock() - started_s))
             if found is not None and (best is None or found.gain_s > best.gain_s):
                 best_number, best = number, found
         return best_number, best
 
     def _stake(self, record: TrackRecord, best: Candidate, prices: Prices) -> bool:
         """Pay for the candidate's rows, for fewer if need be; False where nothing is drafted."""
-        costs_s = prices.costs_s
+        costs_s = best.costs_s
         affordable = record.affordable(costs_s[: best.length + 1])
         if affordable < best.length:
             best.length, _ = best_length(best.chances[:affordable], costs_s, prices.num_certain)
@@ -265,9 +295,10 @@ class Controller:
         prices: Prices,
     ) -> DraftBlock:
         """Two blocks as one, as far as the second pays and can be paid for."""
-        (block, chances), costs_s = first, prices.costs_s
+        block, chances = first
         start = len(block.token_ids)
         all_ids, all_chances = (*block.token_ids, *more.token_ids), [*chances, *more.chances]
+        costs_s = prices.costs_s(len(all_ids))
         record.watch(all_ids, [NO_CELL] * start + more.cells, all_chances)
         length, _ = best_length(all_chances, costs_s, prices.num_certain)
         count = record.affordable(costs_s[start : length + 1]) if length > start else 0
@@ -279,6 +310,13 @@ class Controller:
         return DraftBlock(
             all_ids[:end], confidence if len(confidence) == end else (), f"{block.source}+{name}"
         )
+
+    def _note_asking(self, asked: list[tuple[int, float]], took_s: float) -> None:
+        """Book the host time of a proposal: to each who was asked his own, and a share of ours."""
+        ours_s = took_s - sum(theirs_s for _, theirs_s in asked)
+        for number, theirs_s in asked:
+            self._sources[number].note_asking(theirs_s + ours_s / len(asked))
+        asked.clear()
 
     def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:
         """Learn which share of drafted rows is accepted, for turns that share a forward."""
@@ -293,8 +331,7 @@ class Controller:
 def _behind(occasion: Occasion, block: DraftBlock) -> Occasion:
     """The occasion after a block has been accepted."""
     count = len(block.token_ids)
-    return replace(
-        occasion,
+    return occasion._replace(
         pending=block.token_ids[-1],
         hidden=None,
         position=occasion.position + count,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dlite_agent.decoding.acceptance import AcceptanceCounts, evidence_cell
 from dlite_agent.decoding.draft_length import best_length
@@ -20,6 +20,8 @@ _ASSUMED_ASKING_S = 30e-6
 """Host time of asking a source that was not asked yet, or that no clock may measure."""
 _AVERAGE_STEP = 0.05
 _MAX_OUTLIER = 4.0
+_MIN_REACHED = 0.02
+"""Chance of a token and all before it to be right, below which nothing behind it pays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,7 @@ class Source:
     match_length: Callable[[DraftState | None], int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Occasion:
+class Occasion(NamedTuple):
     """What a source is asked with; as for `Drafter.propose`."""
 
     pending: int
@@ -47,17 +48,16 @@ class Occasion:
     budget: int
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(NamedTuple):
     """The next forward.
 
     Attributes:
-        costs_s: Seconds with 0, 1, ... drafted tokens of this turn.
+        costs_s: Gives the seconds with 0, 1, ... k drafted tokens of this turn, for a k.
         num_certain: Tokens that it brings without any.
         plain_s: This turn's share of its seconds without any; what an accepted token saves.
     """
 
-    costs_s: list[float]
+    costs_s: Callable[[int], Sequence[float]]
     num_certain: float
     plain_s: float
 
@@ -67,10 +67,11 @@ class Candidate:
     """A block, and what to think of it.
 
     Attributes:
-        token_ids: k >= 1 proposed tokens.
+        token_ids: k >= 1 proposed tokens; those that are hardly ever reached are left out.
         confidence: The source's own, for each of them; or empty.
         cells: The evidence for each (`evidence_cell`).
         chances: How probable each is to be right, given that those before it are.
+        costs_s: Seconds of the forward with 0, 1, ... k of them.
         length: How many of them pay best.
         gain_s: What they are expected to gain over a plain round.
     """
@@ -79,13 +80,15 @@ class Candidate:
     confidence: tuple[float, ...]
     cells: list[int]
     chances: list[float]
+    costs_s: Sequence[float] = ()
     length: int = 0
     gain_s: float = 0.0
 
     def weigh(self, prices: Prices) -> None:
         """Find the best length."""
-        self.length, expected = best_length(self.chances, prices.costs_s, prices.num_certain)
-        added_s = prices.costs_s[self.length] - prices.costs_s[0]
+        self.costs_s = prices.costs_s(len(self.token_ids))
+        self.length, expected = best_length(self.chances, self.costs_s, prices.num_certain)
+        added_s = self.costs_s[self.length] - self.costs_s[0]
         self.gain_s = expected * prices.plain_s - added_s
 
 
@@ -95,14 +98,12 @@ class AskedSource:
 
     Attributes:
         source: The source.
-        clock: Seconds, to learn what asking costs; None assumes it.
         counts: Acceptance in all sessions.
         asking_s: Host seconds of asking, on average.
         usual_gain_s: What its candidates gain, on average; infinite before the first.
     """
 
     source: Source
-    clock: Callable[[], float] | None = time.perf_counter
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts.of_engine)
     asking_s: float = _ASSUMED_ASKING_S
     usual_gain_s: float = math.inf
@@ -111,7 +112,6 @@ class AskedSource:
         self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion, prices: Prices
     ) -> Candidate | None:
         """Ask, weigh the block, and let the record watch it."""
-        started = self.clock() if self.clock is not None else 0.0
         found = self.ask(drafts, record, occasion)
         gain_s = 0.0
         if found is not None:
@@ -121,44 +121,47 @@ class AskedSource:
         if math.isinf(self.usual_gain_s):
             self.usual_gain_s = gain_s
         self.usual_gain_s += _AVERAGE_STEP * (gain_s - self.usual_gain_s)
-        if self.clock is not None:
-            # what interrupts us is not the source's cost
-            took_s = min(self.clock() - started, _MAX_OUTLIER * self.asking_s)
-            self.asking_s += _AVERAGE_STEP * (took_s - self.asking_s)
         return found
+
+    def note_asking(self, took_s: float) -> None:
+        """Learn what asking costs; what interrupts us is not the source's cost."""
+        took_s = min(took_s, _MAX_OUTLIER * self.asking_s)
+        self.asking_s += _AVERAGE_STEP * (took_s - self.asking_s)
 
     def ask(
         self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion
     ) -> Candidate | None:
         """The source's block with the chance of each of its tokens; None where it has none."""
-        block = self.source.drafter.propose(
-            drafts,
-            occasion.pending,
-            _taps_of(self.source.drafter.requires.layer_ids, occasion.hidden),
-            occasion.position,
-            occasion.noise,
-            occasion.budget,
+        drafter = self.source.drafter
+        pending, hidden, position, noise, budget = occasion
+        block = drafter.propose(
+            drafts, pending, _taps_of(drafter.requires.layer_ids, hidden), position, noise, budget
         )
-        token_ids = block.token_ids[: occasion.budget]
+        token_ids = block.token_ids[:budget]
         if not token_ids:
             return None
         match_length = self.source.match_length
         first_rank = max(1, match_length(drafts)) if match_length is not None else 1
-        confidence = block.confidence[: len(token_ids)]
-        if len(confidence) < len(token_ids):
-            confidence = ()
-        found = Candidate(token_ids, confidence, [], [])
-        known: dict[tuple[int, float | None], float] = {}
+        confidence = block.confidence if len(block.confidence) >= len(token_ids) else ()
+        cells: list[int] = []
+        chances: list[float] = []
+        known: dict[int, float] = {}
+        reached, sure = 1.0, None
         for slot in range(len(token_ids)):
-            sure = confidence[slot] if confidence else None
+            if confidence:
+                sure = confidence[slot]
             cell = evidence_cell(first_rank + slot, sure)
-            chance = known.get((cell, sure))
+            chance = known.get(cell)
             if chance is None:
-                chance = record.chance(cell, self.counts.prior(cell, sure))
-                known[cell, sure] = chance
-            found.cells.append(cell)
-            found.chances.append(chance)
-        return found
+                # tokens of a cell differ little in confidence, and count as one
+                chance = known[cell] = record.chance(cell, self.counts.prior(cell, sure))
+            cells.append(cell)
+            chances.append(chance)
+            reached *= chance
+            if reached < _MIN_REACHED:
+                break
+        count = len(cells)
+        return Candidate(token_ids[:count], confidence[:count], cells, chances)
 
 
 def _taps_of(layer_ids: tuple[int, ...], hidden: TargetHidden | None) -> TargetHidden | None:
