@@ -21,11 +21,19 @@ class RMSNorm:
         weight: [..., N]; broadcast against x.
         eps: ε.
         dtype: Type of the result.
+
+    Attributes:
+        weight: As given, in float32 or float64, contiguous.
+        eps: ε.
     """
+
+    is_normed = True
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         size = weight.shape[-1]
+        self.weight = weight.to(wide).contiguous()
+        self.eps = eps
         self._wide = wide
         self._dtype = dtype
         self._weight = weight.to(wide) * size**0.5
@@ -41,10 +49,14 @@ class HeadScale:
     """x · scale: stands where the heads of another checkpoint are normalised.
 
     Args:
-        scale: [N, 1], a factor a head, float32 or float64; the result has the wider type.
+        scale: [N, D], a factor a head, float32 or float64; the result has the wider type.
     """
 
+    is_normed = False
+    eps = 0.0
+
     def __init__(self, scale: Tensor) -> None:
+        self.weight = scale.contiguous()
         self._scale = scale
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ class KVPool:
         if first_write <= max_bytes // 4:
             prefer_large_pages(memory)
         self._keys, self._values = memory.unbind(1)  # [L, K, P, D]
+        self.layers = [Span(*layer.unbind(0)) for layer in memory.unbind(0)]  # [K, P, D]
         self._caches: weakref.WeakSet[KVCache] = weakref.WeakSet()
         self._references = np.zeros(self.num_pages, dtype=np.int32)
         self._num_used = 0
@@ -116,6 +117,7 @@ class KVPool:
         for cache in list(self._caches):
             cache.release()
         self._keys = self._values = torch.empty(0)
+        self.layers = []
         self.is_closed = True
 
     def num_references(self, page: int) -> int:
@@ -250,10 +252,12 @@ class KVCache:
             self._drop_pages(num_needed)
         self.num_tentative = count
         self._views = []
-        self._slots = self._make_views(self.length, self.length + count)
+        self._slots = []
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Fill a layer's tentative rows with keys and values [K, `num_tentative`, D]; casts."""
+        if not self._slots:
+            self._slots = self._make_views(self.length, self.length + self.num_tentative)
         done = 0
         for slot in self._slots:
             count = slot.keys[layer].shape[1]
@@ -270,7 +274,7 @@ class KVCache:
 
     def span_rows(self) -> list[int]:
         """Rows of each span, tentative rows included."""
-        return [count for _, count in self._runs(0, self.length + self.num_tentative)]
+        return [count for _, count in self.runs(0, self.length + self.num_tentative)]
 
     def commit(self, count: int) -> None:
         """Keep the first `count` tentative rows and drop the others."""
@@ -327,9 +331,9 @@ class KVCache:
                 self._page_runs.append((page, 1))
 
     def _make_views(self, start: int, end: int) -> list[RunViews]:
-        return [self._pool.views(row, count) for row, count in self._runs(start, end)]
+        return [self._pool.views(row, count) for row, count in self.runs(start, end)]
 
-    def _runs(self, start: int, end: int) -> list[tuple[int, int]]:
+    def runs(self, start: int, end: int) -> list[tuple[int, int]]:
         """Rows [start, end) of this cache as (first row in the pool, rows)."""
         runs: list[tuple[int, int]] = []
         offset = 0  # of the run in this cache

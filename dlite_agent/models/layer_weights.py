@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dlite_agent.config import Quantization
 from dlite_agent.kernels.norm import HeadScale, RMSNorm
 from dlite_agent.kernels.rotary import pair_order
 from dlite_agent.models.linear import Linear, make_linear
 from dlite_agent.models.target import TargetConfig
 
-__all__ = ["LayerWeights", "ReadWeight", "load_layer", "weight_shapes"]
+__all__ = ["LayerWeights", "ReadWeight", "load_layer", "loaded_bytes", "weight_shapes"]
 
 ReadWeight = Callable[[str], Tensor]
 
@@ -24,7 +26,7 @@ class LayerWeights:
 
     input_norm: RMSNorm
     qkv: Linear  # E -> (H + 2K)·D
-    head_norm: Callable[[Tensor], Tensor]  # [M, H + K, D]; queries are scaled by 1/√D
+    head_norm: RMSNorm | HeadScale  # [M, H + K, D]; queries are scaled by 1/√D
     out: Linear  # H·D -> E
     ffn_norm: RMSNorm
     gate_up: Linear  # E -> 2·ffn
@@ -65,8 +67,40 @@ def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_layer(config: TargetConfig, load: ReadWeight, index: int) -> LayerWeights:
-    """Read one decoder layer by its tensors' Hugging Face names, each once."""
+def loaded_bytes(config: TargetConfig, itemsize: int, quantize: Quantization | None = None) -> int:
+    """Bytes that the weights take once they are loaded.
+
+    A tied head counts once more: it is kept in the order that its product wants, the embedding by
+    rows.
+
+    Args:
+        config: Shape.
+        itemsize: Bytes an element of the type that the model computes in.
+        quantize: As in `EngineConfig`.
+    """
+    shapes = weight_shapes(config)
+    shapes.setdefault("lm_head.weight", shapes["model.embed_tokens.weight"])
+    total = 0
+    for name, shape in shapes.items():
+        is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
+        if quantize == "int8" and is_product:
+            total += math.prod(shape) + shape[0] * itemsize  # a level each, a factor a row
+        else:
+            total += math.prod(shape) * itemsize
+    return total
+
+
+def load_layer(
+    config: TargetConfig, load: ReadWeight, index: int, quantize: Quantization | None = None
+) -> LayerWeights:
+    """Read one decoder layer by its tensors' Hugging Face names, each once.
+
+    Args:
+        config: Shape.
+        load: Gives a tensor in the type that is computed in.
+        index: Number of the layer.
+        quantize: As in `EngineConfig`; of the products' weights.
+    """
     prefix = f"model.layers.{index}."
     norm_in = load(f"{prefix}input_layernorm.weight")
     norm_ffn = load(f"{prefix}post_attention_layernorm.weight")
@@ -76,20 +110,22 @@ def load_layer(config: TargetConfig, load: ReadWeight, index: int) -> LayerWeigh
     head_scale[: config.num_heads] = config.head_dim**-0.5  # the attention's, for queries
     return LayerWeights(
         input_norm=RMSNorm(norm_in, config.rms_norm_eps, norm_in.dtype),
-        qkv=_load_qkv(config, load, f"{prefix}self_attn."),
+        qkv=_load_qkv(config, load, f"{prefix}self_attn.", quantize),
         head_norm=(
             _load_head_norm(config, load, f"{prefix}self_attn.", head_scale)
             if config.has_qk_norm
-            else HeadScale(head_scale)
+            else HeadScale(head_scale.expand(-1, config.head_dim))
         ),
-        out=make_linear(load(f"{prefix}self_attn.o_proj.weight")),
+        out=make_linear(load(f"{prefix}self_attn.o_proj.weight"), quantize),
         ffn_norm=RMSNorm(norm_ffn, config.rms_norm_eps, norm_ffn.dtype),
-        gate_up=make_linear(torch.cat([gate, up])),
-        down=make_linear(load(f"{prefix}mlp.down_proj.weight")),
+        gate_up=make_linear(torch.cat([gate, up]), quantize),
+        down=make_linear(load(f"{prefix}mlp.down_proj.weight"), quantize),
     )
 
 
-def _load_qkv(config: TargetConfig, load: ReadWeight, prefix: str) -> Linear:
+def _load_qkv(
+    config: TargetConfig, load: ReadWeight, prefix: str, quantize: Quantization | None
+) -> Linear:
     order = pair_order(config.head_dim)
 
     def turned(name: str, num_heads: int) -> Tensor:
@@ -102,7 +138,7 @@ def _load_qkv(config: TargetConfig, load: ReadWeight, prefix: str) -> Linear:
         key = turned(f"k_proj.{kind}", config.num_kv_heads)
         return torch.cat([query, key, load(f"{prefix}v_proj.{kind}")])
 
-    linear = make_linear(joined("weight"))
+    linear = make_linear(joined("weight"), quantize)
     return _Biased(linear, joined("bias")) if config.has_qkv_bias else linear
 
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dlite_agent.config import Quantization
 from dlite_agent.errors import CapacityError
-from dlite_agent.kernels.attention import AttentionPlan, attend, plan_attention
 from dlite_agent.kernels.norm import RMSNorm
-from dlite_agent.kernels.rotary import RotaryTable, rotate
+from dlite_agent.kernels.rotary import RotaryTable
+from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
 from dlite_agent.models.kv_pool import KVCache, KVPool
-from dlite_agent.models.layer_weights import LayerWeights, ReadWeight, load_layer
+from dlite_agent.models.layer_weights import ReadWeight, load_layer
+from dlite_agent.models.layers import BatchPart, DecoderLayers, TorchLayers, joined
 from dlite_agent.models.linear import make_linear
+from dlite_agent.models.native_layers import NativeLayers
 from dlite_agent.models.target import ForwardRows, TargetConfig, TargetHidden, TargetOutput
 
 __all__ = ["DenseTransformer"]
-
-
-class _Part(NamedTuple):
-    """The rows of one session: [first_row, first_row + num_rows) of a forward's."""
-
-    kv: KVCache
-    plan: AttentionPlan
-    first_row: int
-    num_rows: int
 
 
 class DenseTransformer:
@@ -40,9 +34,10 @@ class DenseTransformer:
         dtype: Type of weights, activations, keys and values.
         device: Where everything is.
         max_kv_bytes: Budget of the KV pool.
+        quantize: As in `EngineConfig`.
 
     Raises:
-        ConfigurationError: The pool cannot be reserved.
+        ConfigurationError: The pool cannot be reserved, or `dtype` cannot be quantized.
     """
 
     def __init__(
@@ -53,6 +48,7 @@ class DenseTransformer:
         dtype: torch.dtype,
         device: torch.device,
         max_kv_bytes: int,
+        quantize: Quantization | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -74,10 +70,13 @@ class DenseTransformer:
 
         # A copy, since what was read may be a map of the file.
         self._embedding = load("model.embed_tokens.weight").clone()
-        self._layers = [load_layer(config, load, layer) for layer in range(config.num_layers)]
+        self._layers = [
+            load_layer(config, load, layer, quantize) for layer in range(config.num_layers)
+        ]
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
         head = self._embedding if config.tie_word_embeddings else load("lm_head.weight")
-        self._head = make_linear(head)
+        self._head = make_linear(head, quantize)
+        self._run: DecoderLayers = TorchLayers(config, self._layers, self._like)
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +94,20 @@ class DenseTransformer:
         ]
         return sum(linear.nbytes for linear in [*linears, self._head])
 
+    def use_kernels(self, kernels: RowKernels | None) -> bool:
+        """Run the layers through compiled kernels from now on; None: through torch's operators.
+
+        Returns:
+            The kernels are used: they know this type, device and shape.
+        """
+        config, layers = self.config, self._layers
+        shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+        if kernels is None or not kernels.supports(self.dtype, self.device, shape):
+            self._run = TorchLayers(config, layers, self._like)
+            return False
+        self._run = NativeLayers(kernels, layers, self.pool.layers, config)
+        return True
+
     def new_cache(self) -> KVCache:
         """An empty cache of this model's pool."""
         return self.pool.new_cache()
@@ -103,6 +116,7 @@ class DenseTransformer:
         """Give weights and KV memory back. The model cannot be used afterwards. Idempotent."""
         self.pool.close()
         self._layers = []
+        self._run = TorchLayers(self.config, [], self._like)
         self._embedding = torch.empty(0)
         self._head = make_linear(torch.empty(0, 0))
 
@@ -119,54 +133,17 @@ class DenseTransformer:
         assert all(0 <= tap < num_layers for rows in batch for tap in rows.taps), "taps are layers"
         assert len({id(rows.kv) for rows in batch}) == len(batch), "caches are distinct"
         _reserve(batch)
-        parts = self._parts(batch)
-        rotation = _joined([self._rotary.rows(part.kv.length, part.num_rows) for part in parts])
-        x = functional.embedding(_joined([rows.token_ids for rows in batch]), self._embedding)
-        wanted = {tap for rows in batch for tap in rows.taps}
-        tapped: dict[int, Tensor] = {}
-        for index, layer in enumerate(self._layers):
-            x = self._decoder_layer(
-                layer, index, x, (rotation, parts)
-            )  # [Q, E], all sessions' rows
-            if index in wanted:
-                tapped[index] = x
+        parts = _parts(batch)
+        rotation = joined([self._rotary.rows(part.kv.length, part.num_rows) for part in parts])
+        x = functional.embedding(joined([rows.token_ids for rows in batch]), self._embedding)
+        wanted = frozenset(tap for rows in batch for tap in rows.taps)
+        x, tapped = self._run.run(x, rotation, parts, wanted)  # [Q, E], all sessions' rows
         self.rows_computed += x.shape[0]
         pairs = list(zip(batch, parts, strict=True))
         asked = [part.first_row + row for rows, part in pairs for row in rows.logits_for]
         logits = self._logits(x, asked).split([len(rows.logits_for) for rows in batch])
         hidden = [_hidden(rows.taps, tapped, part) for rows, part in pairs]
         return [TargetOutput(*output) for output in zip(logits, hidden, strict=True)]
-
-    def _parts(self, batch: Sequence[ForwardRows]) -> list[_Part]:
-        parts: list[_Part] = []
-        start = 0
-        for rows in batch:
-            count = rows.token_ids.shape[0]
-            shape = (count, self.config.num_heads, self.config.num_kv_heads)
-            plan = plan_attention(shape, rows.kv.span_rows(), self._like)
-            parts.append(_Part(rows.kv, plan, start, count))
-            start += count
-        return parts
-
-    def _decoder_layer(
-        self, layer: LayerWeights, index: int, x: Tensor, shared: tuple[Tensor, list[_Part]]
-    ) -> Tensor:
-        config, num_rows = self.config, x.shape[0]
-        rotation, parts = shared
-        num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
-        heads = layer.qkv(layer.input_norm(x))
-        heads = heads.view(num_rows, -1, config.head_dim)  # [Q, H + 2K, D]
-        turned, values = heads.split_with_sizes([num_heads + num_kv_heads, num_kv_heads], 1)
-        turned = layer.head_norm(turned)
-        q, keys = rotate(turned, rotation).split_with_sizes([num_heads, num_kv_heads], 1)
-        keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [K, Q, D]
-        mixed: list[Tensor] = []
-        for kv, plan, start, count in parts:
-            kv.write(index, keys.narrow(1, start, count), values.narrow(1, start, count))
-            mixed.append(attend(q.narrow(0, start, count), kv.spans(index), plan))
-        x = layer.out.add_to(x, _joined(mixed))
-        gate, up = layer.gate_up(layer.ffn_norm(x)).chunk(2, dim=-1)
-        return layer.down.add_to(x, functional.silu(gate).mul_(up))
 
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -194,6 +171,15 @@ class DenseTransformer:
         return self.project(self.final_states(chosen))
 
 
+def _parts(batch: Sequence[ForwardRows]) -> list[BatchPart]:
+    parts: list[BatchPart] = []
+    start = 0
+    for rows in batch:
+        parts.append(BatchPart(rows.kv, start, rows.token_ids.shape[0]))
+        start += rows.token_ids.shape[0]
+    return parts
+
+
 def _reserve(batch: Sequence[ForwardRows]) -> None:
     """Room for all rows, or for none."""
     try:
@@ -205,11 +191,9 @@ def _reserve(batch: Sequence[ForwardRows]) -> None:
         raise
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _hidden(taps: tuple[int, ...], tapped: dict[int, Tensor], part: _Part) -> TargetHidden | None:
+def _hidden(
+    taps: tuple[int, ...], tapped: dict[int, Tensor], part: BatchPart
+) -> TargetHidden | None:
     if not taps:
         return None
     layer_ids = tuple(sorted(set(taps)))

@@ -1,0 +1,23 @@
+"""Row kernels for tests, compiled once a machine."""
+
+from __future__ import annotations
+
+import shutil
+from functools import cache
+
+import pytest
+
+from dlite_agent.config import EngineConfig
+from dlite_agent.kernels.row_kernels import RowKernels, load_row_kernels
+
+__all__ = ["row_kernels"]
+
+
+@cache
+def row_kernels() -> RowKernels:
+    """The kernels; skips the test where there is no compiler."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to compile the kernels with")
+    kernels = load_row_kernels(EngineConfig().cache_folder())
+    assert kernels is not None, "gcc is here, so the kernels compile"
+    return kernels
