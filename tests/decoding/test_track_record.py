@@ -1,0 +1,129 @@
+"""A source's record: what it may lose, and what it learns in rounds without a draft."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlite_agent.decoding.acceptance import AcceptanceCounts, evidence_cell
+from dlite_agent.decoding.track_record import MAX_LOSS_SHARE, NO_CELL, TrackRecord
+
+CELL = evidence_cell(4, None)
+PLAIN_S = 1.0
+COSTS = [1.0, 1.5, 2.0, 2.5]
+
+
+def watched(ids: list[int]) -> TrackRecord:
+    record = TrackRecord()
+    assert record.settle(0, PLAIN_S, 0.0)
+    record.watch(ids, [CELL] * len(ids), [0.5] * len(ids))
+    return record
+
+
+def test_a_watched_block_is_learnt_from_over_several_plain_rounds() -> None:
+    record, engine = watched([1, 2, 3, 4]), AcceptanceCounts.of_engine()
+    for token_ids in ([1], [2], [9], [4]):
+        record.see(token_ids, engine)
+    # two right, one wrong, and nothing behind that
+    assert engine.trials[CELL] == pytest.approx(3.0, rel=0.01)
+    assert engine.hits[CELL] == pytest.approx(2.0, rel=0.01)
+    assert record.counts.trials[CELL] == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_watched_block_ends_where_it_ends_or_is_forgotten() -> None:
+    engine = AcceptanceCounts.of_engine()
+    record = watched([1])
+    record.see([1, 7, 8], engine)
+    assert engine.trials[CELL] == 1.0
+    record = watched([1, 2])
+    record.forget()
+    record.see([1, 2], engine)
+    assert engine.trials[CELL] == 1.0
+
+
+def test_tokens_of_another_source_have_to_come_first_and_count_for_nothing() -> None:
+    engine = AcceptanceCounts.of_engine()
+    record = TrackRecord()
+    record.settle(0, PLAIN_S, 0.0)
+    for seen, trials in (([5, 1], 1.0), ([6, 1], 1.0)):
+        record.watch([5, 1], [NO_CELL, CELL], [0.9, 0.5])
+        record.see(seen, engine)
+        assert engine.trials[CELL] == trials
+
+
+def test_what_is_staked_is_paid_and_comes_back_with_every_accepted_token() -> None:
+    record, engine = watched([1, 2, 3]), AcceptanceCounts.of_engine()
+    before = record.stake_s
+    record.stake(2, COSTS[2] - COSTS[0])
+    assert record.stake_s == before - 1.0
+    record.see([1, 2, 3, 9], engine)  # the third was not drafted
+    assert record.stake_s == before - 1.0 + 2 * PLAIN_S
+
+
+def test_a_balance_is_never_overdrawn_and_earns_a_small_share_of_the_time() -> None:
+    record, engine = watched([1]), AcceptanceCounts.of_engine()
+    num_staked = 0
+    for round_number in range(1, 4000):
+        if record.settle(round_number, PLAIN_S, 0.0) and record.affordable(COSTS[:2]):
+            record.watch([1], [CELL], [0.5])
+            record.stake(1, COSTS[1] - COSTS[0])
+            num_staked += 1
+        record.see([2], engine)
+        assert record.stake_s >= 0.0
+    grace = 2.0 / 0.5
+    assert num_staked <= grace + 0.5 * MAX_LOSS_SHARE * 4000 / 0.5 + 1
+
+
+def test_success_buys_a_bounded_number_of_losses() -> None:
+    record, engine = watched([]), AcceptanceCounts.of_engine()
+    for round_number in range(1, 500):
+        record.settle(round_number, PLAIN_S, 0.0)
+        record.watch([1, 2], [CELL] * 2, [0.5] * 2)
+        record.stake(2, COSTS[2] - COSTS[0])
+        record.see([1, 2, 3], engine)
+    assert record.stake_s <= 10 * PLAIN_S
+
+
+def test_asking_waits_until_the_balances_can_pay_for_it() -> None:
+    record = TrackRecord()
+    asked = []
+    for round_number in range(1000):
+        is_awake = round_number >= record.wakes_at
+        if is_awake and record.settle(round_number, PLAIN_S, 0.1):
+            asked.append(round_number)
+    assert 0.1 * len(asked) <= MAX_LOSS_SHARE * 1000 + 5 * 0.1
+    assert len(asked) > 50
+
+
+def test_a_source_that_earns_is_asked_every_round_however_much_it_costs() -> None:
+    record, engine = TrackRecord(), AcceptanceCounts.of_engine()
+    asked = 0
+    for round_number in range(300):
+        if round_number >= record.wakes_at and record.settle(round_number, PLAIN_S, 0.4):
+            asked += 1
+            record.watch([1, 2], [CELL] * 2, [0.5] * 2)
+            record.stake(2, 0.1)
+        record.see([1, 2, 3], engine)
+    assert asked > 250
+
+
+def test_recent_surprise_moves_the_chances_of_all_evidence() -> None:
+    record, engine = TrackRecord(), AcceptanceCounts.of_engine()
+    record.settle(0, PLAIN_S, 0.0)
+    other = evidence_cell(16, None)
+    before = record.chance(other, 0.9)
+    assert before == pytest.approx(0.9)
+    for _ in range(10):
+        record.watch([1], [CELL], [0.9])
+        record.see([2], engine)
+    assert record.chance(other, 0.9) < 0.8
+    assert 0.0 < record.chance(other, 0.0) < record.chance(other, 1.0) < 1.0
+
+
+def test_a_copy_learns_for_itself() -> None:
+    record, engine = watched([1, 2]), AcceptanceCounts.of_engine()
+    copy = record.copy()
+    copy.stake(1, 0.5)
+    copy.see([1], engine)
+    assert record.counts.trials[CELL] == 0.0
+    record.see([9], engine)
+    assert copy.counts.hits[CELL] == 1.0
