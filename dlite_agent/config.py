@@ -48,6 +48,8 @@ class EngineConfig:
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the
             model is large enough to gain from it, else float32.
+        quantize: `"int8"` keeps the weights of products as whole numbers with a factor an output
+            row, and computes in bfloat16; None keeps them in `dtype`.
         rope_scaling: Stretches the positions, in place of what the checkpoint says: a mapping as in
             `config.json`, e.g. `{"rope_type": "yarn", "factor": 4.0,
             "original_max_position_embeddings": 32768}`, or JSON of it. Kept as `RopeScaling`.
@@ -79,6 +81,7 @@ class EngineConfig:
     revision: str | None = None
     device: Device = "auto"
     dtype: DType = "auto"
+    quantize: Quantization | None = None
     rope_scaling: RopeScaling | Mapping[str, object] | str | None = None
     max_context: int | None = None
     max_kv_bytes: int | None = None
@@ -98,17 +101,17 @@ class EngineConfig:
         _one_of("history", self.history, ("auto", "as_generated", "template"))
         _one_of("reuse", self.reuse, ("session", "prefix", "none"))
         _one_of("isolation", self.isolation, ("thread", "process"))
+        if self.quantize is not None:
+            _one_of("quantize", self.quantize, ("int8",))
+            if self.dtype not in ("auto", "bfloat16"):
+                raise ConfigurationError(
+                    f"quantize is {self.quantize!r} and dtype is {self.dtype!r}; use it with "
+                    "dtype='bfloat16'"
+                )
         if self.rope_scaling is not None:  # frozen, and still under construction
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
-        limits = (
-            "max_context",
-            "max_kv_bytes",
-            "prefill_chunk",
-            "threads",
-            "max_batch",
-            "max_queue",
-        )
-        for name in limits:
+        limits = "max_context max_kv_bytes prefill_chunk threads max_batch max_queue"
+        for name in limits.split():
             value = _make_whole(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(

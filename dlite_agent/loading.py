@@ -123,6 +123,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         max_kv_bytes=config.max_kv_bytes,
         max_context=config.max_context,
         rope_scaling=_rope_scaling(config),
+        quantize=config.quantize,
         progress=stages.report,
     )
     try:

@@ -32,6 +32,7 @@ def test_configs_are_frozen_and_hashable() -> None:
     ("field", "value"),
     [
         ("dtype", "float16"),
+        ("quantize", "int4"),
         ("history", "raw"),
         ("reuse", "maybe"),
         ("isolation", "container"),
@@ -161,6 +162,12 @@ def test_rope_scaling_is_a_value_whichever_way_it_is_given() -> None:
 def test_rope_scaling_that_nobody_knows_is_refused_before_any_work() -> None:
     with pytest.raises(ConfigurationError, match="'spiral' is not supported; use 'default'"):
         EngineConfig(rope_scaling={"rope_type": "spiral", "factor": 2.0})
+
+
+def test_int8_weights_compute_in_bfloat16() -> None:
+    assert EngineConfig.from_env({"DLITE_QUANTIZE": "int8"}).quantize == "int8"
+    with pytest.raises(ConfigurationError, match="use it with dtype='bfloat16'"):
+        EngineConfig(quantize="int8", dtype="float32")
 
 
 def test_from_env_reads_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:

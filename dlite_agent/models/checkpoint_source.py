@@ -50,6 +50,8 @@ class CheckpointSource(Protocol):
     """As the user named it."""
     revision: str | None
     """Commit of the hub, if it is from there."""
+    stored: str | None
+    """How the weights are stored, where loading makes them larger."""
 
     def read_json(self, file_name: str) -> Mapping[str, object] | None:
         """Content of a small file, or None when there is no such file."""
@@ -106,6 +108,7 @@ class FolderSource:
     def __init__(self, folder: Path, name: str, revision: str | None = None) -> None:
         self.name = name
         self.revision = revision
+        self.stored: str | None = None
         self._folder = folder
         _check_files((path.name for path in folder.iterdir()), name)
 
@@ -133,6 +136,7 @@ class HubSource:
     def __init__(self, name: str, revision: str, file_sizes: Mapping[str, int]) -> None:
         self.name = name
         self.revision: str | None = revision
+        self.stored: str | None = None
         self._sizes = file_sizes
         _check_files(file_sizes, name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class GGUFSource:
         self.revision: str | None = None
         self._path = path
         self._file = GGUFFile(path, name)
+        self.stored: str | None = _stored(self._file)
 
     def read_json(self, file_name: str) -> Mapping[str, object] | None:
         """What a JSON file of this name would hold.
@@ -53,6 +55,15 @@ class GGUFSource:
         if progress is not None:
             progress("download", 1.0)
         return self._path
+
+
+def _stored(file: GGUFFile) -> str:
+    """Bytes of the weights in the file and the types that hold most of them."""
+    by_kind: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        by_kind[tensor.kind_name] += tensor.nbytes
+    kinds = ", ".join(kind for kind, _ in by_kind.most_common())
+    return f"{by_kind.total()} bytes of GGUF ({kinds})"
 
 
 def gguf_of_folder(folder: Path, name: str) -> Path | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dlite_agent.errors import ConfigurationError, UnsupportedCheckpointError
 from dlite_agent.rope_scaling import RopeScaling
 
-__all__ = ["Rope", "positive_number", "read_rope"]
+__all__ = ["Rope", "declared_positions", "positive_number", "read_rope"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,22 @@ def read_rope(config: Json, override: RopeScaling | None, name: str, max_positio
     trained = stored.get("original_max_position_embeddings")
     scaling = _with_original(override, trained if isinstance(trained, int) else declared)
     return Rope(theta, scaling, _stretched(scaling, trained, declared))
+
+
+def declared_positions(model: str, rope_scaling: Mapping[str, object] | None) -> int | None:
+    """The most positions by a local checkpoint's config; None for what is no such folder.
+
+    Args:
+        model: `"nano"` or a folder.
+        rope_scaling: As in `EngineConfig`.
+    """
+    folder = Path(__file__).parents[1] / "nano" / "assets" if model == "nano" else Path(model)
+    override = None if rope_scaling is None else RopeScaling.parse(rope_scaling)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return read_rope(config, override, model, config["max_position_embeddings"]).max_positions
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def positive_number(value: object, field: str, name: str) -> float:

@@ -25,13 +25,20 @@ from dlite_agent.models.checkpoint_source import (
 from dlite_agent.models.device import free_memory_bytes, resolve_device, resolve_dtype
 from dlite_agent.models.gguf_config import generation_json
 from dlite_agent.models.gguf_file import GGUFFile
-from dlite_agent.models.layer_weights import weight_shapes
+from dlite_agent.models.layer_weights import loaded_bytes, weight_shapes
 from dlite_agent.models.target import TargetConfig
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weight_files import WeightReader, stored_weights
 from dlite_agent.rope_scaling import RopeScaling
 
-__all__ = ["fingerprint", "load_target", "read_config", "resolve_checkpoint", "sampling_defaults"]
+__all__ = [
+    "fingerprint",
+    "load_target",
+    "read_config",
+    "resolve_checkpoint",
+    "sampling_defaults",
+    "stored_format",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +61,14 @@ def read_config(
         UnsupportedCheckpointError: We cannot run it; the message names why.
     """
     return _accept(open_source(model, revision), rope_scaling)
+
+
+def stored_format(model: str, revision: str | None = None) -> str | None:
+    """How a checkpoint that is not kept in its own precision is stored, e.g. a GGUF file's types.
+
+    None for safetensors. Raises as `read_config`.
+    """
+    return open_source(model, revision).stored
 
 
 def resolve_checkpoint(
@@ -86,6 +101,7 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
     max_kv_bytes: int | None = None,
     max_context: int | None = None,
     rope_scaling: RopeScaling | None = None,
+    quantize: Quantization | None = None,
     progress: Progress | None = None,
 ) -> DenseTransformer:
     """Load a checkpoint and reserve its KV pool.
@@ -98,6 +114,7 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
         max_kv_bytes: Budget of the KV pool; None: a quarter of what is free beside the weights.
         max_context: Most tokens of a session; only checked against the checkpoint's limit.
         rope_scaling: As in `EngineConfig`.
+        quantize: As in `EngineConfig`; `dtype="auto"` is then bfloat16.
         progress: Called with `"download"` or `"load"` and a fraction.
 
     Raises:
@@ -118,17 +135,34 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
         )
     folder = source.fetch(progress)
     num_weights = sum(math.prod(shape) for shape in weight_shapes(config).values())
-    kind = resolve_dtype(dtype, where, num_weights)
-    weights_bytes = num_weights * kind.itemsize
+    kind = resolve_dtype("bfloat16" if quantize and dtype == "auto" else dtype, where, num_weights)
+    weights_bytes = loaded_bytes(config, kind.itemsize, quantize)
+    stored = f"{source.stored}, " if source.stored is not None else ""
     free_bytes = free_memory_bytes(where)
     if weights_bytes > free_bytes:
         raise CapacityError(
-            f"the weights of {model!r} take {weights_bytes} bytes in {kind}, but {free_bytes} are "
-            f"free on {str(where)!r}; use a smaller model or dtype"
+            f"the weights of {model!r} ({stored}{quantize or kind} once loaded) take "
+            f"{weights_bytes} bytes, but {free_bytes} are free on {str(where)!r}; use a smaller "
+            "model or dtype, or quantize='int8'"
         )
+    logger.info(
+        "loading weights model=%s stored=%s bytes=%d dtype=%s quantize=%s",
+        model,
+        source.stored or "safetensors",
+        weights_bytes,
+        kind,
+        quantize,
+    )
     reader = WeightReader(stored_weights(folder, config, model), config, model, progress)
     kv_bytes = (free_bytes - weights_bytes) // 4 if max_kv_bytes is None else max_kv_bytes
-    target = DenseTransformer(config, reader.read, dtype=kind, device=where, max_kv_bytes=kv_bytes)
+    target = DenseTransformer(
+        config,
+        reader.read,
+        dtype=kind,
+        device=where,
+        max_kv_bytes=kv_bytes,
+        quantize=quantize,
+    )
     logger.info(
         "loaded model=%s dtype=%s device=%s kv_bytes=%d", model, kind, where, target.pool.max_bytes
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from dlite_agent.errors import (
     UnsupportedCheckpointError,
 )
 from dlite_agent.models import weights as weights_module
+from dlite_agent.models.layer_weights import loaded_bytes
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, sampling_defaults
+from dlite_agent.rope_scaling import RopeScaling
 from tests.models.checkpoints import CONFIG, random_weights, write_folder, write_json
 
 MAX_KV_BYTES = 2**22
@@ -152,7 +155,7 @@ def test_weights_beyond_the_memory_are_refused_with_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_module, "free_memory_bytes", lambda _device: 1000)
-    with pytest.raises(CapacityError, match=r"take \d+ bytes .* 1000 are free"):
+    with pytest.raises(CapacityError, match=r"take \d+ bytes, but 1000 are free"):
         load(write_folder(tmp_path))
 
 
@@ -217,3 +220,115 @@ def test_fingerprint_tells_checkpoints_apart(tmp_path: Path) -> None:
     assert len(fingerprint(first)) == 16
     assert fingerprint(first) == fingerprint(same)
     assert len({fingerprint(folder) for folder in (first, *others)}) == 4
+
+
+def test_int8_weights_are_smaller_and_answer_nearly_the_same(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    plain, packed = load(folder, dtype="bfloat16"), load(folder, quantize="int8")
+    assert packed.dtype == torch.bfloat16
+    assert packed.weight_bytes < 0.55 * plain.weight_bytes
+    apart = (logits_of(packed) - logits_of(plain)).abs().mean()
+    assert 0 < apart < 0.05 * logits_of(plain).abs().mean()
+
+
+def test_int8_of_another_type_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="bfloat16"):
+        load(write_folder(tmp_path), quantize="int8", dtype="float64")
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_planned_bytes_are_those_that_are_kept(
+    tmp_path: Path, tied: bool, quantize: Literal["int8"] | None
+) -> None:
+    weights = random_weights()
+    folder = write_folder(tmp_path, weights, tie_word_embeddings=tied)
+    target = load(folder, dtype="bfloat16", quantize=quantize)
+    embedding_bytes = 2 * weights["model.embed_tokens.weight"].numel()
+    norm_bytes = 2 * sum(value.numel() for value in weights.values() if value.dim() == 1)
+    kept = target.weight_bytes + embedding_bytes + norm_bytes
+    assert loaded_bytes(target.config, 2, quantize) == kept
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weight_that_is_no_number_is_found_and_named(
+    tmp_path: Path, dtype: torch.dtype, value: float
+) -> None:
+    weights = {name: tensor.to(dtype) for name, tensor in random_weights().items()}
+    weights["model.layers.1.self_attn.k_proj.weight"][31, 63] = value
+    with pytest.raises(
+        UnsupportedCheckpointError, match=r"layers\.1\.self_attn\.k_proj\.weight' holds NaN or inf"
+    ):
+        load(write_folder(tmp_path, weights))
+
+
+def test_largest_numbers_of_a_type_are_numbers(tmp_path: Path) -> None:
+    weights = {name: tensor.to(torch.float16) for name, tensor in random_weights().items()}
+    weights["model.norm.weight"][:] = 65_504
+    load(write_folder(tmp_path, weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_type_that_needs_a_scale_is_named(tmp_path: Path, dtype: torch.dtype) -> None:
+    weights = random_weights()
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(128, 64).to(dtype)
+    with pytest.raises(UnsupportedCheckpointError, match=r"up_proj\.weight' is stored as [IF]8"):
+        load(write_folder(tmp_path, weights))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+def test_truncated_file_is_named(tmp_path: Path, share: float) -> None:
+    path = write_folder(tmp_path) / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(UnsupportedCheckpointError, match=r"model\.safetensors is damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 8}, r"o_proj\.weight' is \[64, 64\], but .* \[64, 128\]"),
+        ({"num_key_value_heads": 1}, r"k_proj\.weight' is \[32, 64\], but .* \[16, 64\]"),
+        ({"head_dim": 32}, r"k_norm\.weight' is \[16\], but .* \[32\]"),
+        ({"num_hidden_layers": 1}, r"holds a tensor 'model\.layers\.1\."),
+        ({"num_hidden_layers": 3}, r"lacks 11 tensors, the first is 'model\.layers\.2\."),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            r"_norm\.weight' that 'LlamaForCausalLM' has not",
+        ),
+        (
+            {"architectures": ["Qwen2ForCausalLM"]},
+            r"_norm\.weight' that 'Qwen2ForCausalLM' has not",
+        ),
+    ],
+)
+def test_config_that_lies_is_contradicted_before_the_pool_is_reserved(
+    tmp_path: Path, changes: dict[str, object], message: str
+) -> None:
+    folder = write_folder(tmp_path, **changes)
+    with pytest.raises(UnsupportedCheckpointError, match=message):
+        load(folder, max_kv_bytes=2**62)  # reserving that much would fail otherwise
+
+
+def test_options_that_change_what_is_computed_change_the_fingerprint(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path)
+    prints = {
+        fingerprint(folder),
+        fingerprint(folder, rope_scaling=RopeScaling("yarn", 4.0)),
+        fingerprint(folder, rope_scaling=RopeScaling("yarn", 2.0)),
+        fingerprint(folder, quantize="int8"),
+    }
+    assert len(prints) == 4
+
+
+def test_override_raises_the_context_that_may_be_asked_for(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, max_position_embeddings=1024)
+    with pytest.raises(ConfigurationError, match="or stretch the positions with rope_scaling"):
+        load(folder, max_context=4096)
+    yarn = RopeScaling("yarn", 4.0)
+    target = load(folder, max_context=4096, rope_scaling=yarn)
+    assert target.config.max_position_embeddings == 4096
+    assert target.config.rope_scaling == RopeScaling("yarn", 4.0, 1024)
+    assert not torch.equal(logits_of(target), logits_of(load(folder)))
