@@ -14,6 +14,7 @@ from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
+from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.known_tokens import KnownTokens
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import (
@@ -146,6 +147,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         )
     renderer = Renderer(tokenizer)
     load = Load()
+    target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
     drafter = make_drafter(config, target, fingerprint(folder), load, stages.report)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
