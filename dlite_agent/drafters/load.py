@@ -7,12 +7,16 @@ from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.models.target import TargetConfig
 
 __all__ = ["explain_drafter", "load_drafter"]
 
+_MIN_REACHED = 0.02
+
 _REASONS = {
-    "auto": "lookup: no trained drafter is known for this checkpoint, and copying costs no forward",
+    "auto": "suffix where it pays: no trained drafter is known for this checkpoint, and copying from "
+    "the session costs no forward",
     "null": "null: plain decoding, as asked for",
     "lookup": "lookup: copies what followed the last few tokens, as asked for",
     "suffix": "suffix: copies from all that the session has held, as asked for",
@@ -32,6 +36,8 @@ def load_drafter(name: str, target_config: TargetConfig) -> Drafter:
     explain_drafter(name, target_config)
     if name == "null":
         return NullDrafter()
+    if name == "auto":  # whoever runs it decides how much of a block pays
+        return SuffixDrafter(max_block=MAX_ROWS - 1, min_reached=_MIN_REACHED)
     return SuffixDrafter() if name == "suffix" else LookupDrafter()
 
 
