@@ -72,7 +72,7 @@ class EngineConfig:
             paths and the cost table are fixed, and the drafting controller reads counters, never
             clocks. The same requests in the same order are then computed the same way.
         audit: Compute every decode step in one shape, whatever was drafted, so that bfloat16 output
-            does not depend on the drafter. Implies `reproducible`; costs speed
+            does not depend on the drafter. Implies `reproducible` and `max_batch=1`; costs speed
             (`docs/concepts/lossless.md`).
     """
 
@@ -123,8 +123,9 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is {value!r}; use True or False")
-        if self.audit:
-            object.__setattr__(self, "reproducible", True)  # frozen, and still under construction
+        if self.audit:  # frozen, and still under construction
+            object.__setattr__(self, "reproducible", True)
+            object.__setattr__(self, "max_batch", 1)
 
     def cache_folder(self, environ: Mapping[str, str] | None = None) -> Path | None:
         """The folder that `cache_dir` means, which need not exist; None for no folder."""

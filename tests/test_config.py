@@ -194,8 +194,10 @@ def test_a_variable_that_is_no_switch_is_named() -> None:
         EngineConfig.from_env({"DLITE_AUDIT": "maybe"})
 
 
-def test_auditing_is_reproducible() -> None:
-    assert EngineConfig(audit=True).reproducible
+def test_auditing_is_reproducible_and_runs_one_turn_at_a_time() -> None:
+    config = EngineConfig(audit=True)
+    assert config.reproducible
+    assert config.max_batch == 1
     assert not EngineConfig().reproducible
 
 

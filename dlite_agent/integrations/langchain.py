@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import builtins
-import json
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, Field, SecretStr, SkipValidation
 
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.openai_format import tools_from_openai
-from dlite_agent.config import EngineConfig, HistoryMode, Isolation, SamplingParams
+from dlite_agent.chat.openai_sampling import num_choices_from_openai, sampling_from_openai
+from dlite_agent.config import EngineConfig
 from dlite_agent.engine import Engine
 from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
 from dlite_agent.integrations.langchain_errors import langchain_errors
 from dlite_agent.integrations.langchain_messages import (
     ChunkWriter,
-    message_from_generation,
+    chat_result,
     messages_from_langchain,
 )
+from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS, ChatOptions
 from dlite_agent.integrations.langchain_request import (
     CALL_DEFAULTS,
     SAMPLING_OPTIONS,
     refuse_forcing,
+    refuse_to_stream,
     request_from_call,
 )
-from dlite_agent.models.rope_config import read_rope
-from dlite_agent.outputs import Generation
-from dlite_agent.rope_scaling import RopeScaling
+from dlite_agent.models.rope_config import declared_positions
 
 __all__ = ["ChatDLite"]
 
+# Reported only where they are not the default.
+_SILENT = ("max_batch", "max_queue", "reproducible", "audit", "n")
 Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
-_ENGINE = tuple(
-    "model drafter revision device dtype rope_scaling max_context max_kv_bytes isolation".split()
-)
 
-
-class ChatDLite(BaseChatModel):
+class ChatDLite(ChatOptions):
     """Qwen3 in this process, with a session that outlasts the call.
 
     Constructing it loads nothing; the first call does. Objects with the same engine options share
@@ -70,55 +66,6 @@ class ChatDLite(BaseChatModel):
         model: `"nano"`, a folder in the Hugging Face layout, a GGUF file, or a hub name.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
-
-    model: str = "nano"
-    """`"nano"`, a folder in the Hugging Face layout, a GGUF file, or a hub name."""
-    drafter: str = "auto"
-    """`"auto"`, `"null"` (plain decoding) or `"lookup"`."""
-    revision: str | None = None
-    """Hub revision."""
-    temperature: float | None = None
-    """0 is greedy; None: what the checkpoint says, as for all sampling options."""
-    top_p: float | None = None
-    """Keep the smallest set of tokens with at least this probability."""
-    top_k: int | None = None
-    """Keep the k most probable tokens; 0 keeps all."""
-    max_tokens: int | None = None
-    """Most tokens of an answer; None: what the context leaves."""
-    seed: int | None = None
-    """Makes sampling repeatable; None draws one, which the answer's metadata has."""
-    stop: list[str] | None = None
-    """Stop strings. Not supported yet: a call with any is refused."""
-    enable_thinking: bool | None = None
-    """Passed to the chat template; None leaves its default."""
-    history: HistoryMode = "auto"
-    """How earlier assistant turns come back: `auto`, `as_generated` or `template`."""
-    device: str = "auto"
-    """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`."""
-    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Type of weights and KV."""
-    rope_scaling: builtins.dict[str, Any] | None = None
-    """Stretches the positions, as in `config.json`: `{"rope_type": "yarn", "factor": 4.0, ...}`."""
-    max_context: int | None = None
-    """Most tokens of prompt and answer; None: what the checkpoint allows."""
-    max_kv_bytes: int | None = None
-    """Budget of the KV pool; None: a quarter of the free memory."""
-    isolation: Isolation = "thread"
-    """Run the model in a thread of this process or in a process of its own."""
-    session_id: str | None = None
-    """Where to look first for earlier turns; None: the LangGraph thread, if there is one."""
-    engine: SkipValidation[ChatBackend] | None = Field(default=None, exclude=True, repr=False)
-    """A backend of your own, in place of the shared engine of these options. You close it."""
-    streaming: bool = False
-    """Set to True, `invoke` streams inside (for callbacks); set to False, nothing ever streams."""
-    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
-    """No effect: there is nobody to authenticate to."""
-    max_retries: int | None = None
-    """No effect: nothing is sent that could be lost. See `with_retry`."""
-    timeout: float | None = None
-    """No effect; cancel the call, or bound it with `max_tokens`."""
-
     def __init__(self, model: str = "nano", **options: Any) -> None:
         unknown = sorted(set(options) - set(type(self).model_fields))
         if unknown:
@@ -129,7 +76,8 @@ class ChatDLite(BaseChatModel):
             )
         super().__init__(**{"model": model, **options})
         self._engine_config(self.model)
-        SamplingParams(**{name: getattr(self, name) for name in SAMPLING_OPTIONS})
+        sampling_from_openai({name: getattr(self, name) for name in SAMPLING_OPTIONS})
+        num_choices_from_openai(self.n)
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -147,11 +95,18 @@ class ChatDLite(BaseChatModel):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        names = (*_ENGINE, *SAMPLING_OPTIONS, "stop", "enable_thinking", "history")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = (*ENGINE_OPTIONS, *SAMPLING_OPTIONS, "n", "stop", "enable_thinking", "history")
+        set_here = {name: getattr(self, name) for name in names}
+        plain = {name: type(self).model_fields[name].default for name in _SILENT}
+        return {
+            name: value
+            for name, value in set_here.items()
+            if value is not None and value != plain.get(name)
+        }
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
-        params = super()._get_ls_params(stop=stop or self.stop, **kwargs)
+        own = [self.stop] if isinstance(self.stop, str) else self.stop
+        params = super()._get_ls_params(stop=stop or own, **kwargs)
         params["ls_provider"] = "dlite"
         return params
 
@@ -170,7 +125,7 @@ class ChatDLite(BaseChatModel):
             reasoning_output=True,
             temperature=True,
         )
-        max_context = self.max_context or _declared_context(self.model, self.rope_scaling)
+        max_context = self.max_context or declared_positions(self.model, self.rope_scaling)
         if max_context is not None:
             profile["max_input_tokens"] = max_context
         return profile
@@ -241,6 +196,13 @@ class ChatDLite(BaseChatModel):
             "count with get_num_tokens_from_messages instead"
         )
 
+    def _streaming_disabled(self, **kwargs: Any) -> bool:
+        """Several answers are not streamed because a callback would like it."""
+        is_asked_for = kwargs.get("stream") or self.streaming
+        return super()._streaming_disabled(**kwargs) or (
+            not is_asked_for and (kwargs.get("n") or self.n) > 1
+        )
+
     def _generate(
         self,
         messages: list[BaseMessage],
@@ -250,7 +212,7 @@ class ChatDLite(BaseChatModel):
     ) -> ChatResult:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            return _result(backend.generate(request), backend.model_name)
+            return chat_result(backend.generate_choices(request), backend.model_name)
 
     async def _agenerate(
         self,
@@ -261,7 +223,7 @@ class ChatDLite(BaseChatModel):
     ) -> ChatResult:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            return _result(await backend.agenerate(request), backend.model_name)
+            return chat_result(await backend.agenerate_choices(request), backend.model_name)
 
     def _stream(
         self,
@@ -272,6 +234,7 @@ class ChatDLite(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            refuse_to_stream(request)
             writer = ChunkWriter(backend.model_name, self.output_version)
             chunks = backend.stream(request)
             try:
@@ -289,6 +252,7 @@ class ChatDLite(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
             request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
+            refuse_to_stream(request)
             writer = ChunkWriter(backend.model_name, self.output_version)
             chunks = backend.astream(request)
             try:
@@ -299,7 +263,7 @@ class ChatDLite(BaseChatModel):
                 await _aclose(chunks)
 
     def _engine_config(self, model: str) -> EngineConfig:
-        options = {name: getattr(self, name) for name in _ENGINE}
+        options = {name: getattr(self, name) for name in ENGINE_OPTIONS}
         return EngineConfig(**{**options, "model": model})
 
     def _backend(self, options: Mapping[str, Any] | None = None) -> ChatBackend:
@@ -316,24 +280,9 @@ class ChatDLite(BaseChatModel):
     def _request(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
     ) -> ChatRequest:
+        chosen = self.stop if stop is None else stop
         defaults = {name: getattr(self, name) for name in CALL_DEFAULTS}
-        return request_from_call(messages, {**options, "stop": stop or self.stop}, defaults)
-
-
-def _result(generation: Generation, model_name: str) -> ChatResult:
-    message = message_from_generation(generation, model_name)
-    return ChatResult(generations=[ChatGeneration(message=message)])
-
-
-def _declared_context(model: str, rope_scaling: Mapping[str, Any] | None) -> int | None:
-    """What the config of a local checkpoint says; None for a hub name, which is not looked up."""
-    folder = Path(__file__).parents[1] / "nano" / "assets" if model == "nano" else Path(model)
-    override = None if rope_scaling is None else RopeScaling.parse(rope_scaling)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return read_rope(config, override, model, config["max_position_embeddings"]).max_positions
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        return request_from_call(messages, {**options, "stop": chosen}, defaults)
 
 
 def _close(chunks: Iterator[object]) -> None:

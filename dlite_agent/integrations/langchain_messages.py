@@ -21,9 +21,10 @@ from langchain_core.messages.tool import (
     tool_call,
     tool_call_chunk,
 )
-from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.json import parse_partial_json
 
+from dlite_agent.chat.logprobs import logprobs_to_openai
 from dlite_agent.chat.messages import (
     Message,
     ReasoningDelta,
@@ -34,7 +35,7 @@ from dlite_agent.chat.messages import (
 from dlite_agent.chat.openai_format import messages_from_openai
 from dlite_agent.outputs import Generation, GenerationChunk
 
-__all__ = ["ChunkWriter", "message_from_generation", "messages_from_langchain"]
+__all__ = ["ChunkWriter", "chat_result", "message_from_generation", "messages_from_langchain"]
 
 _ROLES = {
     "human": "user",
@@ -125,8 +126,14 @@ def message_from_generation(generation: Generation, model_name: str) -> AIMessag
         ],
         invalid_tool_calls=invalid,
         usage_metadata=_usage(generation),
-        response_metadata=_response_metadata(generation, model_name),
+        response_metadata={**_response_metadata(generation, model_name), **_logprobs(generation)},
     )
+
+
+def chat_result(generations: Sequence[Generation], model_name: str) -> ChatResult:
+    """All answers of a call."""
+    messages = [message_from_generation(generation, model_name) for generation in generations]
+    return ChatResult(generations=[ChatGeneration(message=message) for message in messages])
 
 
 class ChunkWriter:
@@ -149,7 +156,10 @@ class ChunkWriter:
         self._ids: list[str | None] = []
 
     def write(self, chunk: GenerationChunk) -> Iterator[ChatGenerationChunk]:
-        """One chunk a delta; the last one has the metadata and `chunk_position="last"`."""
+        """One chunk a delta, and one for log-probabilities; the last one has the other metadata.
+
+        It is marked with `chunk_position="last"`.
+        """
         for delta in chunk.deltas:
             if isinstance(delta, TextDelta):
                 yield _chunk(AIMessageChunk(content=delta.text))
@@ -158,6 +168,9 @@ class ChunkWriter:
                 yield _chunk(AIMessageChunk(content="", additional_kwargs=reasoning))
             else:
                 yield _chunk(AIMessageChunk(content="", tool_call_chunks=[self._piece(delta)]))
+        if chunk.logprobs:
+            logprobs = {"logprobs": logprobs_to_openai(chunk.logprobs)}
+            yield _chunk(AIMessageChunk(content="", response_metadata=logprobs))
         generation = chunk.generation
         if generation is None:
             return
@@ -220,10 +233,18 @@ def _usage(generation: Generation) -> UsageMetadata:
     )
 
 
+def _logprobs(generation: Generation) -> dict[str, Any]:
+    if not generation.logprobs:
+        return {}
+    return {"logprobs": logprobs_to_openai(generation.logprobs)}
+
+
 def _response_metadata(generation: Generation, model_name: str) -> dict[str, Any]:
     turn = _plain(asdict(generation.stats))
     if generation.unparsed:
         turn["unparsed"] = _plain([asdict(item) for item in generation.unparsed])
+    if generation.matched_stop is not None:
+        turn["matched_stop"] = generation.matched_stop
     return {
         "model_name": model_name,
         "model_provider": "dlite",

@@ -10,14 +10,28 @@ from langchain_core.runnables import ensure_config
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.openai_format import tools_from_openai
-from dlite_agent.config import SamplingParams
+from dlite_agent.chat.openai_sampling import (
+    num_choices_from_openai,
+    sampling_from_openai,
+    stop_from_openai,
+)
 from dlite_agent.errors import UnsupportedParameterError
 from dlite_agent.integrations.langchain_messages import messages_from_langchain
 
-__all__ = ["CALL_DEFAULTS", "SAMPLING_OPTIONS", "refuse_forcing", "request_from_call"]
+__all__ = [
+    "CALL_DEFAULTS",
+    "SAMPLING_OPTIONS",
+    "refuse_forcing",
+    "refuse_to_stream",
+    "request_from_call",
+]
 
-SAMPLING_OPTIONS = ("temperature", "top_p", "top_k", "max_tokens", "seed")
-CALL_DEFAULTS = (*SAMPLING_OPTIONS, "enable_thinking", "history", "session_id")
+SAMPLING_OPTIONS = (
+    *("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
+    *("logprobs", "top_logprobs", "thinking_budget"),
+)
+CALL_DEFAULTS = (*SAMPLING_OPTIONS, "n", "enable_thinking", "history", "session_id")
 
 _FORCING = ("tool_choice", "strict", "response_format")
 _KNOWN = frozenset(
@@ -48,11 +62,27 @@ def request_from_call(
     return ChatRequest(
         messages=messages_from_langchain(messages),
         tools=tools_from_openai(given.get("tools")),
-        sampling=SamplingParams(**{name: chosen[name] for name in SAMPLING_OPTIONS}),
+        sampling=sampling_from_openai({name: chosen[name] for name in SAMPLING_OPTIONS}),
         session_hint=_session_hint(chosen),
         template_kwargs={} if thinking is None else {"enable_thinking": thinking},
         history=None if history == "auto" else history,
+        stop=stop_from_openai(given.get("stop")),
+        num_choices=num_choices_from_openai(chosen["n"]),
+        when_full="wait",
     )
+
+
+def refuse_to_stream(request: ChatRequest) -> None:
+    """Refuse a stream of several answers, as `ChatOpenAI` does.
+
+    Raises:
+        UnsupportedParameterError: There are several.
+    """
+    if request.num_choices > 1:
+        raise UnsupportedParameterError(
+            f"n={request.num_choices} cannot be streamed: a stream of LangChain is one message; "
+            "use generate or agenerate, or n=1"
+        )
 
 
 def refuse_forcing(
@@ -86,11 +116,6 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
         raise UnsupportedParameterError(
             f"{unknown[0]}={given[unknown[0]]!r} is not an option of a call; leave it out; "
             f"known: {', '.join(sorted(_KNOWN))}"
-        )
-    if given.get("stop"):
-        raise UnsupportedParameterError(
-            f"stop={given['stop']!r} is not supported yet; leave it out and cut the answer "
-            "yourself, or bound it with max_tokens"
         )
 
 

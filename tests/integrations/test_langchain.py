@@ -325,8 +325,9 @@ def test_options_reach_the_engine_and_a_call_overrides_them() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stop": ["END"]}, "stop=.* is not supported yet"),
-        ({"frequency_penalty": 1.0}, "frequency_penalty=1.0 is not an option of a call"),
+        ({"stop": [7]}, "stop is .*; use a text or a list of texts"),
+        ({"n": 0}, "n is 0; use a whole number from 1 to 128"),
+        ({"best_of": 2}, "best_of=2 is not an option of a call"),
         ({"tool_choice": "any"}, "tool_choice='any' needs constrained decoding"),
         ({"tool_choice": "none"}, "bind no tools"),
         ({"response_format": {"type": "json_object"}}, "parse the answer"),
