@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from dlite_agent.drafters.copy_trail import CopyTrail
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
 from dlite_agent.drafters.suffix_index import Match, SuffixIndex
+from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
@@ -19,6 +20,8 @@ __all__ = ["SuffixDrafter", "SuffixState"]
 _SIZES = (8, 3, 1)
 _MAX_PROBES = 16
 _MAX_LENGTH = 32
+# A shorter match of its own lets a session look into the workspace, for a longer one.
+_FOREIGN_LENGTH = 5
 # A place that shares a token less counts half.
 _WEIGHT_BASE = 2.0
 # The weight of "something new" beside that of the places: fitted on other transcripts, see _chance.
@@ -89,6 +92,9 @@ class SuffixDrafter:
         max_block: Most tokens to propose.
         min_reached: Chance that a token and all before it are right, below which it is not
             proposed. 0 proposes whole blocks, for a caller that cuts them itself.
+        workspace: What other sessions of the tenant have read and written, for where the session
+            itself does not hold five tokens like its last and the workspace holds more; None for
+            none. One drafter is for one tenant.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -101,7 +107,13 @@ class SuffixDrafter:
     name = "suffix"
     requires = Requires()
 
-    def __init__(self, *, max_block: int = 16, min_reached: float = 0.05) -> None:
+    def __init__(
+        self,
+        *,
+        max_block: int = 16,
+        min_reached: float = 0.05,
+        workspace: Workspace | None = None,
+    ) -> None:
         if max_block < 1 or not 0.0 <= min_reached <= 1.0:
             raise ConfigurationError(
                 f"max_block is {max_block!r} and min_reached {min_reached!r}; "
@@ -109,6 +121,7 @@ class SuffixDrafter:
             )
         self._max_block = max_block
         self._min_reached = min_reached
+        self.workspace = workspace
 
     def start(self, token_ids: list[int]) -> SuffixState:
         """Index a session's tokens; about half a microsecond a token."""
@@ -129,37 +142,57 @@ class SuffixDrafter:
         own = _own(state)
         own.matched = 0
         count = min(budget, self._max_block)
-        places = own.weighed() if count > 0 else []
+        if count < 1:
+            return DraftBlock(source=self.name)
+        places = own.weighed()
+        own_length = places[0][1].length if places else 0
+        if self.workspace is not None and own_length < _FOREIGN_LENGTH:
+            foreign = self._foreign_block(own, count, self.workspace, own_length)
+            if foreign is not None:
+                return foreign
         if not places:
             return DraftBlock(source=self.name)
         worth, match = places[0]
-        token_ids, confidence = self._block(own.index, places, count)
         own.trail.note(own.index, match, worth)
         own.matched = match.length
-        return DraftBlock(token_ids, confidence, self.name)
+        copies = [(worth, own.index.continuation(match.position, count)) for worth, match in places]
+        return self._block(copies, match.length, self.name)
+
+    def _foreign_block(
+        self, own: SuffixState, count: int, workspace: Workspace, own_length: int
+    ) -> DraftBlock | None:
+        """What followed in other sessions of the tenant, where more agrees there than here."""
+        copies = workspace.copies(own.index.last(_MAX_LENGTH), _MAX_PROBES, count)
+        if not copies or copies[0][0] <= own_length:
+            return None
+        own.matched = copies[0][0]
+        worth = [(float(length), copy) for length, copy in copies]
+        return self._block(worth, own.matched, "workspace")
 
     def _block(
-        self, index: SuffixIndex, places: list[tuple[float, Match]], count: int
-    ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The best place's continuation, and how far the others agree with it."""
-        best_worth, best = places[0]
-        block = index.continuation(best.position, count)
-        agreeing = []
-        for worth, match in places:
-            share = math.pow(_WEIGHT_BASE, worth - best_worth)
-            agreeing.append((share, index.continuation(match.position, count)))
+        self, copies: list[tuple[float, list[int]]], matched: int, source: str
+    ) -> DraftBlock:
+        """The first copy, as far as it and the others that agree with it make it probable.
+
+        Args:
+            copies: What each place is worth and what followed there, the best first.
+            matched: Tokens that agree at the best place.
+            source: Of the block.
+        """
+        best_worth, block = copies[0]
+        agreeing = [(math.pow(_WEIGHT_BASE, worth - best_worth), copy) for worth, copy in copies]
         confidence: list[float] = []
         reached = 1.0
         for slot, token_id in enumerate(block):
             weight = sum(share for share, _ in agreeing)
-            agreeing = [(share, copy) for share, copy in agreeing if copy[slot] == token_id]
+            agreeing = [item for item in agreeing if item[1][slot : slot + 1] == [token_id]]
             agreed = sum(share for share, _ in agreeing)
-            chance = _chance(agreed, weight, best.length + slot)
+            chance = _chance(agreed, weight, matched + slot)
             reached *= chance
             if reached < self._min_reached:
                 break
             confidence.append(chance)
-        return tuple(block[: len(confidence)]), tuple(confidence)
+        return DraftBlock(tuple(block[: len(confidence)]), tuple(confidence), source)
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Append ids."""

@@ -126,6 +126,11 @@ class SuffixIndex:
         found: int = self._tokens.view[position]
         return found
 
+    def last(self, count: int) -> list[int]:
+        """The last `count` ids, or all."""
+        found: list[int] = self._tokens.view[max(0, self._length - count) : self._length].tolist()
+        return found
+
     def search(self, max_probes: int, max_length: int, ahead: Sequence[int] = ()) -> list[Match]:
         """Earlier occurrences of the last tokens, the newest first.
 
@@ -137,8 +142,7 @@ class SuffixIndex:
             max_length: Most tokens to compare; at least the longest size.
             ahead: Tokens that would follow the last one; they are taken for the end.
         """
-        own = max(0, max_length - len(ahead))
-        context = self._tokens.view[max(0, self._length - own) : self._length].tolist()
+        context = self.last(max(0, max_length - len(ahead)))
         context.extend(ahead[-max_length:])
         return self.find(context, max_probes, before=self._length - (not ahead))
 
@@ -165,9 +169,7 @@ class SuffixIndex:
 
     def match_at(self, position: int, max_length: int) -> Match:
         """How many tokens that end at a position agree with the end."""
-        length = self._length
-        recent = self._tokens.view[max(0, length - max_length) : length].tolist()[::-1]
-        return Match(self._matched(position, recent), position)
+        return Match(self._matched(position, self.last(max_length)[::-1]), position)
 
     def same_as_last(self, start: int, stop: int) -> list[int]:
         """Positions in [start, stop), before the last token, that hold the same id as it."""
