@@ -106,7 +106,7 @@ def test_loading_reports_progress(config: EngineConfig) -> None:
     assert stages == ["download", "load", "tokenizer", "ready"]
     assert all(0.0 <= fraction <= 1.0 for _, fraction in heard)
     assert info.max_context == 4096
-    assert info.drafter.startswith("lookup")
+    assert info.drafter.startswith("suffix")
 
 
 def test_a_progress_callback_that_fails_does_not_fail_the_load(

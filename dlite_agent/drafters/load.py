@@ -15,8 +15,8 @@ __all__ = ["explain_drafter", "load_drafter"]
 _MIN_REACHED = 0.02
 
 _REASONS = {
-    "auto": "suffix where it pays: no trained drafter is known for this checkpoint, and copying from "
-    "the session costs no forward",
+    "auto": "suffix: where it pays; no trained drafter is known for this checkpoint, and copying "
+    "costs no forward",
     "null": "null: plain decoding, as asked for",
     "lookup": "lookup: copies what followed the last few tokens, as asked for",
     "suffix": "suffix: copies from all that the session has held, as asked for",

@@ -13,6 +13,7 @@ import pytest
 
 from dlite_agent.cli.main import main
 from dlite_agent.cli.model_report import inspect_model
+from dlite_agent.config import DType, EngineConfig
 from dlite_agent.models.weights import load_target
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -69,17 +70,17 @@ def test_text_says_the_same_in_lines(capsys: pytest.CaptureFixture[str], tmp_pat
     shown = capsys.readouterr().out
     assert "GB/s read, measured with" in shown
     assert "4,022.5M parameters" in shown
-    assert "weights        7.5 GiB in bfloat16" in shown
+    assert "weights        8.2 GiB in bfloat16" in shown, "the tied head counts once more"
     assert "KV             147,456 bytes a token" in shown
     assert "40,960 tokens fit into 24.0 GiB; rope limit 40,960" in shown
-    assert "drafter        lookup" in shown
+    assert "drafter        suffix: where it pays" in shown
     assert "yarn" in shown
     assert "\x1b" not in shown
 
 
 def test_a_model_that_fits_in_part_is_told_with_numbers(tmp_path: Path) -> None:
     folder = str(write_config(tmp_path / "model"))
-    report = inspect_model(folder, dtype="auto", device="planned", memory_bytes=10 * GIB)
+    report = inspect_model(EngineConfig(folder), memory_bytes=10 * GIB, is_planned=True)
     room = int(10 * GIB * 0.9) - report.weight_bytes
     assert report.runs_here
     assert report.context_that_fits == room // 147_456
@@ -101,9 +102,9 @@ def test_a_model_that_does_not_fit_is_a_no(
 
 
 @pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float64", 8), ("bfloat16", 2)])
-def test_sizes_are_those_of_the_type(tmp_path: Path, dtype: str, itemsize: int) -> None:
+def test_sizes_are_those_of_the_type(tmp_path: Path, dtype: DType, itemsize: int) -> None:
     folder = str(write_checkpoint(tmp_path))
-    report = inspect_model(folder, dtype=dtype, device="cpu", memory_bytes=GIB)
+    report = inspect_model(EngineConfig(folder, dtype=dtype, device="cpu"), memory_bytes=GIB)
     with load_target(folder, dtype=dtype) as target:
         assert report.kv_bytes_per_token == target.config.kv_bytes_per_token(itemsize)
     on_disk = (tmp_path / "model.safetensors").stat().st_size
@@ -112,7 +113,7 @@ def test_sizes_are_those_of_the_type(tmp_path: Path, dtype: str, itemsize: int) 
 
 def test_the_default_context_is_that_of_a_load(tmp_path: Path) -> None:
     folder = str(write_checkpoint(tmp_path, max_positions=10**9))
-    report = inspect_model(folder, dtype="float32", device="cpu", memory_bytes=GIB)
+    report = inspect_model(EngineConfig(folder, dtype="float32", device="cpu"), memory_bytes=GIB)
     assert report.default_context == pytest.approx(GIB / 4 / report.kv_bytes_per_token, rel=0.01)
 
 
@@ -134,7 +135,7 @@ def test_an_awq_folder_is_refused_by_name(
 @pytest.mark.parametrize("name", ["Nobody/Has-This-Model", "./nowhere", "nano2", "a/b/c"])
 def test_an_unknown_model_is_refused_with_advice_within_seconds(name: str) -> None:
     began_s = time.perf_counter()
-    report = inspect_model(name, dtype="auto", device="planned", memory_bytes=GIB)
+    report = inspect_model(EngineConfig(name), memory_bytes=GIB, is_planned=True)
     assert not report.runs_here
     assert name in (report.refusal or "")
     assert "check the" in (report.refusal or "")
@@ -172,3 +173,69 @@ def test_no_weights_are_opened(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().splitlines()[-1] == str([str(folder / "config.json")])
     assert json.loads(done.stdout)["model"]["supported"] is True
+
+
+YARN = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
+
+
+def test_stretched_positions_raise_the_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_config(tmp_path / "model"))
+    status, report = doctor(capsys, folder, "--vram", "80", "--rope-scaling", YARN)
+    assert status == 0
+    assert report["model"]["rope_limit"] == 131_072
+    assert report["model"]["context_that_fits"] == 131_072
+    assert report["model"]["rope_scaling"].startswith("yarn factor=4.0")
+    assert main(["doctor", folder, "--vram", "80", "--rope-scaling", YARN]) == 0
+    assert "rope scaling   yarn factor=4.0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", ["yarn", '{"type": "spiral"}', '{"type": "yarn"}'])
+def test_scaling_that_makes_no_sense_is_refused(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "nano", "--rope-scaling", given]) == 2
+    assert "rope" in capsys.readouterr().err
+
+
+def test_int8_halves_what_the_weights_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(write_config(tmp_path / "model"))
+    _, plain = doctor(capsys, folder, "--vram", "24")
+    _, packed = doctor(capsys, folder, "--vram", "24", "--quantize", "int8")
+    assert packed["model"]["quantize"] == "int8"
+    assert 0.5 < packed["model"]["weight_bytes"] / plain["model"]["weight_bytes"] < 0.56
+    assert main(["doctor", folder, "--vram", "24", "--quantize", "int8"]) == 0
+    assert "in int8 (computed in bfloat16)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+        ({"rope_scaling": {"type": "spiral"}}, "'spiral' is not supported; use 'default'"),
+        ({"use_sliding_window": True, "max_window_layers": 0}, "sliding-window"),
+        ({"num_key_value_heads": 5}, "is not a multiple of num_key_value_heads=5"),
+    ],
+)
+def test_config_that_cannot_be_run_is_refused_by_name(
+    tmp_path: Path, changes: dict[str, object], refusal: str
+) -> None:
+    folder = str(write_config(tmp_path / "model", **changes))
+    report = inspect_model(EngineConfig(folder), memory_bytes=80 * GIB, is_planned=True)
+    assert not report.supported
+    assert refusal in (report.refusal or "")
+
+
+def test_gguf_is_told_how_large_it_becomes(
+    smollm2: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", smollm2, "--vram", "1"]) == 0
+    shown = capsys.readouterr().out
+    wanted = (
+        "weights        310.6 MiB in bfloat16, dequantised from 92.1 MiB of GGUF (Q4_1, Q8_0, F32)"
+    )
+    assert wanted in shown
+    assert "LlamaForCausalLM, 134.5M parameters" in shown

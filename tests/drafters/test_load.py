@@ -13,7 +13,7 @@ from dlite_agent.testing import tiny_config
 
 @pytest.mark.parametrize(
     ("name", "made"),
-    [("auto", "lookup"), ("null", "null"), ("lookup", "lookup"), ("suffix", "suffix")],
+    [("auto", "suffix"), ("null", "null"), ("lookup", "lookup"), ("suffix", "suffix")],
 )
 def test_option_names_a_drafter_and_says_why(name: str, made: str) -> None:
     assert load_drafter(name, tiny_config()).name == made
