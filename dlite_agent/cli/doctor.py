@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dlite_agent.cli.console import size, write
 from dlite_agent.cli.model_report import ModelReport, inspect_model
+from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _PACKAGES = (
     "langchain",
     "litellm",
     "llguidance",
+    "gguf",
 )
 
 
@@ -59,13 +61,21 @@ class MachineReport:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
-        "model", nargs="?", help="nano, a folder in the Hugging Face layout, or a hub name"
+        "model",
+        nargs="?",
+        help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name",
     )
     parser.add_argument(
         "--vram", type=float, metavar="GIB", help="plan for a GPU with this much free memory"
     )
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
+    )
+    parser.add_argument(
+        "--quantize", choices=("int8",), help="plan for weights that are quantized at load"
+    )
+    parser.add_argument(
+        "--rope-scaling", metavar="JSON", help="plan for stretched positions, as in config.json"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -81,7 +91,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise MissingDependencyError("torch is not installed; run: pip install dlite-agent")
     model = None
     if arguments.model is not None:
-        model = _inspect_model(arguments.model, arguments.dtype, vram)
+        config = EngineConfig(
+            model=arguments.model,
+            dtype=arguments.dtype,
+            quantize=arguments.quantize,
+            rope_scaling=arguments.rope_scaling,
+        )
+        model = _inspect_model(config, vram)
     machine = inspect_machine()
     if arguments.json:
         reports = {"machine": asdict(machine), "model": asdict(model) if model else None}
@@ -124,13 +140,13 @@ def inspect_machine() -> MachineReport:
     )
 
 
-def _inspect_model(name: str, dtype: str, vram: float | None) -> ModelReport:
+def _inspect_model(config: EngineConfig, vram: float | None) -> ModelReport:
     if vram is not None:
-        return inspect_model(name, dtype=dtype, device="planned", memory_bytes=int(vram * _GIB))
+        return inspect_model(config, memory_bytes=int(vram * _GIB), is_planned=True)
     from dlite_agent.models.device import free_memory_bytes, resolve_device
 
-    memory_bytes = free_memory_bytes(resolve_device("auto"))
-    return inspect_model(name, dtype=dtype, device="auto", memory_bytes=memory_bytes)
+    memory_bytes = free_memory_bytes(resolve_device(config.device))
+    return inspect_model(config, memory_bytes=memory_bytes)
 
 
 def _dtypes(device: torch.device) -> list[str]:
@@ -170,13 +186,17 @@ def _print_model(report: ModelReport) -> None:
         _line("refused", report.refusal or "")
         return
     _line("architecture", f"{report.architecture}, {report.parameters / 1e6:,.1f}M parameters")
-    _line("weights", f"{size(report.weight_bytes)} in {report.dtype}")
+    kind = f"{report.quantize} (computed in {report.dtype})" if report.quantize else report.dtype
+    stored = f", dequantised from {report.stored}" if report.stored else ""
+    _line("weights", f"{size(report.weight_bytes)} in {kind}{stored}")
     _line("KV", f"{report.kv_bytes_per_token:,} bytes a token")
     _line(
         "context",
         f"{report.context_that_fits:,} tokens fit into {size(report.memory_bytes)}; "
         f"rope limit {report.rope_limit:,}",
     )
+    if report.rope_scaling:
+        _line("rope scaling", report.rope_scaling)
     for name, what in report.drafters.items():
         _line("drafter", what if what.startswith(name) else f"{name}: {what}")
     for advice in report.advice:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlite_agent.config import EngineConfig
 from dlite_agent.errors import DLiteError
+from dlite_agent.rope_scaling import RopeScaling
 
 if TYPE_CHECKING:
     from dlite_agent.models.target import TargetConfig
@@ -30,13 +32,16 @@ class ModelReport:
         architecture: The checkpoint's own name for it.
         parameters: Number of weights, from the config's shapes.
         dtype: What the sizes are for.
-        weight_bytes: At `dtype`.
+        quantize: `"int8"` when the report is for that, else "".
+        weight_bytes: Once loaded, at `dtype`; a tied head counts twice.
+        stored: How the weights are stored where loading makes them larger (GGUF), else "".
         kv_bytes_per_token: At `dtype`.
         memory_bytes: Memory that was planned for.
         context_that_fits: Tokens of KV beside the weights, of the rope limit at most; 0 when the
             weights do not fit.
         default_context: Tokens of KV when `max_kv_bytes` is left out.
-        rope_limit: `max_position_embeddings`.
+        rope_limit: Most positions that the checkpoint, or the override, allows.
+        rope_scaling: How positions are stretched; "" when they are not.
         advice: For a person.
         drafters: What may be named as `drafter=`, and what each does here.
     """
@@ -47,12 +52,15 @@ class ModelReport:
     architecture: str = ""
     parameters: int = 0
     dtype: str = ""
+    quantize: str = ""
     weight_bytes: int = 0
+    stored: str = ""
     kv_bytes_per_token: int = 0
     memory_bytes: int = 0
     context_that_fits: int = 0
     default_context: int = 0
     rope_limit: int = 0
+    rope_scaling: str = ""
     advice: list[str] = field(default_factory=list)
     drafters: dict[str, str] = field(default_factory=dict)
 
@@ -62,60 +70,70 @@ class ModelReport:
         return self.supported and self.context_that_fits > 0
 
 
-def inspect_model(name: str, *, dtype: str, device: str, memory_bytes: int) -> ModelReport:
+def inspect_model(
+    config: EngineConfig, *, memory_bytes: int, is_planned: bool = False
+) -> ModelReport:
     """Read a model's configs and say what it takes.
 
     Args:
-        name: As for `EngineConfig.model`.
-        dtype: As for `EngineConfig.dtype`.
-        device: As for `EngineConfig.device`, or `"planned"` for a GPU that is not here.
+        config: The model, and the options of which its size and context depend.
         memory_bytes: Memory to plan for.
+        is_planned: For a GPU that is not here.
     """
     import torch
 
     from dlite_agent.models.device import resolve_device, resolve_dtype
-    from dlite_agent.models.layer_weights import weight_shapes
-    from dlite_agent.models.weights import read_config
+    from dlite_agent.models.layer_weights import loaded_bytes, weight_shapes
+    from dlite_agent.models.weights import read_config, stored_format
 
+    name, quantize = config.model, config.quantize
+    override = None if config.rope_scaling is None else RopeScaling.parse(config.rope_scaling)
     try:
-        config = read_config(name)
+        shape = read_config(name, config.revision, override)
+        stored = stored_format(name, config.revision)
     except DLiteError as error:
         return ModelReport(model=name, supported=False, refusal=str(error))
-    parameters = sum(math.prod(shape) for shape in weight_shapes(config).values())
-    if device != "planned":
-        weight_type = resolve_dtype(dtype, resolve_device(device), parameters)
+    parameters = sum(math.prod(shape) for shape in weight_shapes(shape).values())
+    wanted = "bfloat16" if quantize and config.dtype == "auto" else config.dtype
+    if not is_planned:
+        weight_type = resolve_dtype(wanted, resolve_device(config.device), parameters)
     else:
-        weight_type = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-    weight_bytes = parameters * weight_type.itemsize
-    per_token = config.kv_bytes_per_token(weight_type.itemsize)
-    rope_limit = config.max_position_embeddings
+        weight_type = torch.bfloat16 if wanted == "auto" else getattr(torch, wanted)
+    weight_bytes = loaded_bytes(shape, weight_type.itemsize, quantize)
+    per_token = shape.kv_bytes_per_token(weight_type.itemsize)
+    rope_limit = shape.max_position_embeddings
     room = int(memory_bytes * (1 - _SPARE_SHARE)) - weight_bytes
     fits = max(0, min(room // per_token, rope_limit))
     default_bytes = int((memory_bytes - weight_bytes) * _DEFAULT_KV_SHARE)
     default_context = max(0, min(default_bytes // per_token, fits))
+    is_stretched = shape.rope_scaling.rope_type != "default"
     return ModelReport(
         model=name,
         supported=True,
-        architecture=config.architecture,
+        architecture=shape.architecture,
         parameters=parameters,
         dtype=str(weight_type).removeprefix("torch."),
+        quantize=quantize or "",
         weight_bytes=weight_bytes,
+        stored=stored or "",
         kv_bytes_per_token=per_token,
         memory_bytes=memory_bytes,
         context_that_fits=fits,
         default_context=default_context,
         rope_limit=rope_limit,
-        advice=_advice(rope_limit, fits, default_context, per_token),
-        drafters=_drafters(config),
+        rope_scaling=str(shape.rope_scaling) if is_stretched else "",
+        advice=_advice(shape, fits, default_context, per_token),
+        drafters=_drafters(shape),
     )
 
 
-def _advice(rope_limit: int, fits: int, default_context: int, per_token: int) -> list[str]:
+def _advice(shape: TargetConfig, fits: int, default_context: int, per_token: int) -> list[str]:
     advice = []
+    rope_limit = shape.max_position_embeddings
     if not fits:
         advice.append(
-            "the weights leave no room for a context: use a smaller model, dtype='bfloat16', or a "
-            "device with more memory"
+            "the weights leave no room for a context: use a smaller model, dtype='bfloat16', "
+            "quantize='int8', or a device with more memory"
         )
     elif default_context < fits:
         advice.append(
@@ -126,11 +144,17 @@ def _advice(rope_limit: int, fits: int, default_context: int, per_token: int) ->
         advice.append(
             f"memory ends before the rope limit: max_context={fits} refuses longer prompts early"
         )
-    advice.append(
-        f"the rope limit, {rope_limit:,} tokens, is the checkpoint's max_position_embeddings: "
-        "max_context cannot raise it, and rope scaling (yarn) is refused by this version; a longer "
-        "context needs a checkpoint that was trained for it"
-    )
+    if shape.rope_scaling.rope_type == "default":
+        advice.append(
+            f"the rope limit, {rope_limit:,} tokens, is what the checkpoint was made for; where "
+            "its model card advises yarn beyond that, pass it as rope_scaling (here --rope-scaling "
+            '\'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}\')'
+        )
+    else:
+        advice.append(
+            f"the rope limit, {rope_limit:,} tokens, is that of rope scaling "
+            f"({shape.rope_scaling}), which also changes short answers a little"
+        )
     return advice
 
 

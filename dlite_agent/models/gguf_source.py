@@ -58,12 +58,12 @@ class GGUFSource:
 
 
 def _stored(file: GGUFFile) -> str:
-    """Bytes of the weights in the file and the types that hold most of them."""
+    """Size of the weights in the file and the types that hold most of them."""
     by_kind: Counter[str] = Counter()
     for tensor in file.tensors.values():
         by_kind[tensor.kind_name] += tensor.nbytes
     kinds = ", ".join(kind for kind, _ in by_kind.most_common())
-    return f"{by_kind.total()} bytes of GGUF ({kinds})"
+    return f"{by_kind.total() / 2**20:,.1f} MiB of GGUF ({kinds})"
 
 
 def gguf_of_folder(folder: Path, name: str) -> Path | None:
