@@ -36,8 +36,31 @@ def _attention(arguments: argparse.Namespace) -> BenchResult:
     return bench_attention(repeats=arguments.repeats, is_quick=arguments.quick)
 
 
+def _throughput(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.throughput import bench_throughput
+
+    return bench_throughput(
+        arguments.model,
+        dtype=cast(DType, arguments.dtype),
+        concurrency=_numbers(arguments.concurrency),
+        repeats=max(1, arguments.repeats // 5),
+        is_quick=arguments.quick,
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    """Whole numbers from text such as `1,4,16`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigurationError(
+            f"--concurrency is {text!r}; use whole numbers with commas, e.g. 1,4,16"
+        ) from None
+
+
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against the time to read the weights", _step),
+    "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
     "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
@@ -47,14 +70,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     listed = "; ".join(f"{name}: {about}" for name, (about, _) in BENCHES.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{listed} (default: all)")
-    parser.add_argument("--model", default="nano", help="for step: nano, a folder or a hub name")
+    parser.add_argument(
+        "--model", default="nano", help="for step and throughput: nano, a folder or a hub name"
+    )
     parser.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float64"),
-        help="for step; attention takes both that models run in",
+        help="for step and throughput; attention takes both that models run in",
     )
-    parser.add_argument("--repeats", type=int, default=20, help="timed calls a figure")
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="timed calls a figure; a fifth for throughput"
+    )
+    parser.add_argument(
+        "--concurrency", default="1,4,16", help="for throughput: turns at once (default: 1,4,16)"
+    )
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
     parser.add_argument("--quick", action="store_true", help="a few small shapes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

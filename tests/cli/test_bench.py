@@ -14,7 +14,17 @@ def test_a_bench_prints_its_conditions_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(write_checkpoint(tmp_path / "model"))
-    options = ["--model", folder, "--repeats", "2", "--dtype", "float32", "--quick"]
+    options = [
+        "--model",
+        folder,
+        "--repeats",
+        "2",
+        "--dtype",
+        "float32",
+        "--quick",
+        "--concurrency",
+        "2",
+    ]
     assert main(["bench", "step", *options]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("=== step\nprocessor")
@@ -32,7 +42,13 @@ def test_a_bench_prints_its_conditions_and_figures(
 
 @pytest.mark.parametrize(
     ("options", "advice"),
-    [(["stop"], "'step'"), (["--repeats", "0"], "at least 1"), (["--threads", "0"], "at least 1")],
+    [
+        (["stop"], "'step'"),
+        (["--repeats", "0"], "at least 1"),
+        (["--threads", "0"], "at least 1"),
+        (["throughput", "--concurrency", "1,many"], "1,4,16"),
+        (["throughput", "--concurrency", "0"], "at least 1"),
+    ],
 )
 def test_what_cannot_be_measured_is_refused(
     options: list[str], advice: str, capsys: pytest.CaptureFixture[str]

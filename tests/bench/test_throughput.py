@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dlite_agent.bench.throughput import bench_throughput
+from dlite_agent.errors import ConfigurationError
+from tests.tiny_checkpoint import write_checkpoint
+
+
+def test_turns_at_once_are_measured_with_and_without_drafts(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, max_positions=4096)
+    result = bench_throughput(
+        str(folder),
+        dtype="float32",
+        concurrency=(1, 3),
+        drafters=("null", "lookup"),
+        repeats=1,
+        is_quick=True,
+    )
+    named = [(row["concurrency"], row["drafter"]) for row in result.rows]
+    assert named == [(1, "null"), (3, "null"), (1, "lookup"), (3, "lookup")]
+    for row in result.rows:
+        for figure in ("tokens_per_s", "to_one", "to_null", "tau"):
+            assert float(str(row[figure])) > 0.0
+        assert float(str(row["wait"])) >= 1.0
+        assert float(str(row["wait_prefill"])) > 0.0
+    assert [row["tau"] for row in result.rows[:2]] == [1.0, 1.0]
+    assert result.rows[0]["to_one"] == result.rows[0]["to_null"] == 1.0
+    assert result.conditions["sampling"] == "greedy"
+
+
+@pytest.mark.parametrize("concurrency", [(), (0,), (4, -1)])
+def test_numbers_of_turns_are_positive(concurrency: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        bench_throughput(concurrency=concurrency)
