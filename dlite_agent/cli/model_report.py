@@ -161,4 +161,4 @@ def _advice(shape: TargetConfig, fits: int, default_context: int, per_token: int
 def _drafters(config: TargetConfig) -> dict[str, str]:
     from dlite_agent.drafters.load import explain_drafter
 
-    return {name: explain_drafter(name, config) for name in ("auto", "lookup", "null")}
+    return {name: explain_drafter(name, config) for name in ("auto", "suffix", "lookup", "null")}
