@@ -73,7 +73,7 @@ def test_text_says_the_same_in_lines(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "weights        8.2 GiB in bfloat16" in shown, "the tied head counts once more"
     assert "KV             147,456 bytes a token" in shown
     assert "40,960 tokens fit into 24.0 GiB; rope limit 40,960" in shown
-    assert "drafter        suffix: where it pays" in shown
+    assert "drafter        auto: suffix: where it pays" in shown
     assert "yarn" in shown
     assert "\x1b" not in shown
 
