@@ -39,6 +39,8 @@ class TurnStats:
         rounds: Decode rounds (target forwards after the prefill).
         drafted_tokens: Tokens that drafters proposed.
         accepted_tokens: Proposed tokens that the target confirmed.
+        drafted_by: Proposed tokens of each source; two that share a block are one, `a+b`.
+        accepted_by: Confirmed tokens of each.
         batch_size: Turns that shared a forward with this one, itself included, on average.
         queue_s: Waiting for a place in the batch, for memory, or for a prefix that another turn was
             computing.
@@ -71,6 +73,8 @@ class TurnStats:
     rounds: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_by: dict[str, int] = field(default_factory=dict)
+    accepted_by: dict[str, int] = field(default_factory=dict)
     batch_size: float = 1.0
     queue_s: float = 0.0
     render_s: float = 0.0
