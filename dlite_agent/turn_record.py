@@ -140,6 +140,8 @@ class TurnRecord:
             rounds=sum(round_.source != "prefill" for round_ in self.rounds),
             drafted_tokens=sum(round_.num_drafted for round_ in self.rounds),
             accepted_tokens=sum(round_.num_accepted for round_ in self.rounds),
+            drafted_by=self._by_source(lambda round_: round_.num_drafted),
+            accepted_by=self._by_source(lambda round_: round_.num_accepted),
             batch_size=self.share.mean_turns,
             queue_s=times.started_s - times.submitted_s + times.acquired_s - times.rendered_s,
             render_s=times.rendered_s - times.started_s,
@@ -159,6 +161,14 @@ class TurnRecord:
             drafter=drafter,
             notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *notes))),
         )
+
+    def _by_source(self, count: Callable[[Round], int]) -> dict[str, int]:
+        """Sums over the rounds that had a draft."""
+        found: dict[str, int] = {}
+        for round_ in self.rounds:
+            if round_.num_drafted:
+                found[round_.source] = found.get(round_.source, 0) + count(round_)
+        return found
 
     def _diverged_message(self, report: SyncReport) -> int | None:
         """The message in which the session and the prompt part; a fork parts from its donor."""
