@@ -290,6 +290,31 @@ async def test_many_tasks_are_served(engine: Engine) -> None:
     assert len({g.stats.session_id for g in generations}) == 8
 
 
+async def test_twenty_requests_at_once_share_forwards(engine: Engine, config: EngineConfig) -> None:
+    agents = [Agent(f"sub-agent {number}") for number in range(20)]
+    generations = await asyncio.gather(*(engine.agenerate(a.request()) for a in agents[:10]))
+    with ThreadPoolExecutor(10) as pool:
+        generations += pool.map(lambda agent: engine.generate(agent.request()), agents[10:])
+    assert sum(g.stats.batch_size for g in generations) / 20 > 2.0
+    with Engine(replace(config, max_batch=1)) as other:
+        for agent, generation in zip(agents, generations, strict=True):
+            alone = await other.agenerate(agent.request())
+            assert alone.token_ids == generation.token_ids
+            assert alone.stats.batch_size == 1.0
+
+
+def test_who_reads_slowly_holds_up_nobody(endless: Engine) -> None:
+    request = replace(forever(), sampling=replace(LONG, max_tokens=60))
+    slow = endless.stream(request)
+    first = next(slow)
+    for seed in range(3):
+        assert len(endless.generate(hello(max_tokens=5, seed=seed)).token_ids) == 5
+    rest = list(slow)
+    assert len(first.token_ids) + sum(len(chunk.token_ids) for chunk in rest) == 60
+    assert rest[-1].stats is not None
+    assert rest[-1].stats.total_s < 20.0, "its turn ended without being read"
+
+
 def test_turns_begin_in_the_order_in_which_they_came(config: EngineConfig) -> None:
     with Engine(replace(config, max_batch=1), loader=load_endless) as engine:
         blocker = engine.stream(forever())

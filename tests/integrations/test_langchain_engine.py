@@ -164,3 +164,12 @@ def test_prompt_that_does_not_fit_is_langchains_error_too(model: ChatDLite) -> N
     for kind in (ContextLengthExceededError, ContextOverflowError):
         with pytest.raises(kind, match="the limit is 4096"):
             model.invoke("x" * 5000)
+
+
+async def test_twenty_concurrent_calls_share_forwards(model: ChatDLite) -> None:
+    bound = model.bind_tools([read_file])
+    tasks = [[HumanMessage(f"sub-agent {number}, begin")] for number in range(20)]
+    answers = await asyncio.gather(*(bound.ainvoke(task) for task in tasks))
+    assert sum(turn(answer)["batch_size"] for answer in answers) / 20 > 2.0
+    for task, answer in list(zip(tasks, answers, strict=True))[::5]:
+        assert (await bound.ainvoke(task)).content == answer.content
