@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -107,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         import torch
 
         torch.set_num_threads(arguments.threads)
+    if arguments.csv is not None:
+        _make_folder(arguments.csv)
     results = []
     for name in names:
         result = BENCHES[name][1](arguments)
@@ -118,6 +121,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         write(json.dumps({result.name: asdict(result) for result in results}))
     return 0
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder before anything is measured for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            f"--csv is {str(folder)!r}: {error.strerror}; name a folder that can be written"
+        ) from error
 
 
 def _text(result: BenchResult) -> str:
