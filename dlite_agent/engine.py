@@ -1,4 +1,4 @@
-"""The engine: a model that lasts, and the turns of every agent in the process, one after the other.
+"""The engine: a model that lasts, and the turns of every agent in the process, together.
 
 `Engine` only wires. A `Host` (a thread, or another process) owns the model; here its events become
 iterators for threads and for asyncio, and here is the one process-wide registry, so that two chat
@@ -48,9 +48,11 @@ class Engine:
     """Runs one model for every agent of this process; a `ChatBackend`.
 
     Constructing it loads nothing. The model is loaded by `load`, or by the first call that needs
-    it. Every method may be called from any thread; turns run one at a time, in the order in which
-    they came. An iterator that is closed or dropped, or whose task is cancelled, cancels its turn
-    within one prefill chunk or one round, and leaves its session valid.
+    it. Every method may be called from any thread. Up to `max_batch` turns run at once and share
+    forwards; the others wait, in the order in which they came. An iterator that is closed or
+    dropped, or whose task is cancelled, cancels its turn within one prefill chunk or one round, and
+    leaves its session valid. Who reads slowly holds up nobody: chunks wait for their reader without
+    a limit, and the turn runs to its end.
 
     An engine that is not needed any more is closed with `close`, by leaving its `with` block, when
     it is collected, or at the exit of the interpreter. It does not survive `os.fork`: in the child
@@ -217,7 +219,7 @@ class Engine:
         return usage
 
     def close(self) -> None:
-        """Cancel the turn that runs, fail those that wait, and give all memory back. Idempotent."""
+        """Cancel the turns that run, fail those that wait, and give all memory back. Idempotent."""
         with _shared_lock:
             if _shared.get(self.config) is self:
                 del _shared[self.config]

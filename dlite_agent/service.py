@@ -46,7 +46,8 @@ class ModelService:
         target, config = model.target, model.config
         self._scheduler = Scheduler(
             target,
-            max_batch=config.max_batch,
+            # What an audit computes must not depend on who else is there.
+            max_batch=1 if config.audit else config.max_batch,
             prefill_chunk=config.prefill_chunk,
             load=model.load,
         )
