@@ -70,8 +70,8 @@ def weight_shapes(config: TargetConfig) -> dict[str, tuple[int, ...]]:
 def loaded_bytes(config: TargetConfig, itemsize: int, quantize: Quantization | None = None) -> int:
     """Bytes that the weights take once they are loaded.
 
-    A tied head counts once more: it is kept in the order that its product wants, the embedding by
-    rows.
+    A head counts twice where its rows are kept beside the order that its product wants: a tied one
+    as the embedding, one of bfloat16 for `VocabularyHead`.
 
     Args:
         config: Shape.
@@ -79,8 +79,10 @@ def loaded_bytes(config: TargetConfig, itemsize: int, quantize: Quantization | N
         quantize: As in `EngineConfig`.
     """
     shapes = weight_shapes(config)
-    shapes.setdefault("lm_head.weight", shapes["model.embed_tokens.weight"])
     total = 0
+    if itemsize == 2 and not config.tie_word_embeddings:
+        total += math.prod(shapes["lm_head.weight"]) * itemsize
+    shapes.setdefault("lm_head.weight", shapes["model.embed_tokens.weight"])
     for name, shape in shapes.items():
         is_product = len(shape) == 2 and name != "model.embed_tokens.weight"
         if quantize == "int8" and is_product:

@@ -14,10 +14,10 @@ from dlite_agent.errors import CapacityError
 from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable
 from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
+from dlite_agent.models.head import VocabularyHead
 from dlite_agent.models.kv_pool import KVCache, KVPool
 from dlite_agent.models.layer_weights import ReadWeight, load_layer
 from dlite_agent.models.layers import BatchPart, DecoderLayers, TorchLayers, joined
-from dlite_agent.models.linear import make_linear
 from dlite_agent.models.native_layers import NativeLayers
 from dlite_agent.models.target import ForwardRows, TargetConfig, TargetHidden, TargetOutput
 
@@ -74,8 +74,8 @@ class DenseTransformer:
             load_layer(config, load, layer, quantize) for layer in range(config.num_layers)
         ]
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
-        head = self._embedding if config.tie_word_embeddings else load("lm_head.weight")
-        self._head = make_linear(head, quantize)
+        head = self._embedding if config.tie_word_embeddings else load("lm_head.weight").clone()
+        self._head = VocabularyHead(head, quantize)
         self._run: DecoderLayers = TorchLayers(config, self._layers, self._like)
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class DenseTransformer:
             for layer in self._layers
             for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
         ]
-        return sum(linear.nbytes for linear in [*linears, self._head])
+        return sum(linear.nbytes for linear in linears) + self._head.nbytes
 
     def use_kernels(self, kernels: RowKernels | None) -> bool:
         """Run the layers through compiled kernels from now on; None: through torch's operators.
@@ -118,7 +118,7 @@ class DenseTransformer:
         self._layers = []
         self._run = TorchLayers(self.config, [], self._like)
         self._embedding = torch.empty(0)
-        self._head = make_linear(torch.empty(0, 0))
+        self._head = VocabularyHead(torch.empty(0, 0))
 
     def forward(
         self, token_ids: Tensor, kv: KVCache, *, logits_for: Sequence[int], taps: Sequence[int] = ()
@@ -158,7 +158,7 @@ class DenseTransformer:
     @torch.no_grad()
     def project(self, states: Tensor) -> Tensor:
         """Logits [n, V]; see `TargetModel.project`."""
-        return self._head(states).to(self._wide)
+        return self._head(states)
 
     def _logits(self, x: Tensor, rows: Sequence[int]) -> Tensor:
         """Logits [R, V] of some rows of the last residual stream [Q, E]."""

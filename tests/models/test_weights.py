@@ -246,7 +246,8 @@ def test_planned_bytes_are_those_that_are_kept(
     target = load(folder, dtype="bfloat16", quantize=quantize)
     embedding_bytes = 2 * weights["model.embed_tokens.weight"].numel()
     norm_bytes = 2 * sum(value.numel() for value in weights.values() if value.dim() == 1)
-    kept = target.weight_bytes + embedding_bytes + norm_bytes
+    rows_of_head = 0 if tied else embedding_bytes  # of the vocabulary's head, to re-score with
+    kept = target.weight_bytes + embedding_bytes + norm_bytes + rows_of_head
     assert loaded_bytes(target.config, 2, quantize) == kept
 
 
