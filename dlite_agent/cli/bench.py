@@ -59,9 +59,16 @@ def _numbers(text: str) -> list[int]:
         ) from None
 
 
+def _quality(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.quality import bench_quality
+
+    return bench_quality(arguments.model, text=arguments.text, is_quick=arguments.quick)
+
+
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against the time to read the weights", _step),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
+    "quality": ("perplexity and agreement of int8 and float32 with bfloat16", _quality),
     "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
@@ -87,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency", default="1,4,16", help="for throughput: turns at once (default: 1,4,16)"
     )
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
+    parser.add_argument(
+        "--text",
+        type=Path,
+        metavar="PATH",
+        help="for quality: a file or a folder of Markdown (default: this project's docs)",
+    )
     parser.add_argument("--quick", action="store_true", help="a few small shapes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write FOLDER/NAME.csv")
