@@ -8,7 +8,7 @@ import pytest
 
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
-from dlite_agent.decoding.steps import Pause, Steps, drive, run_alone
+from dlite_agent.decoding.steps import Pause, Steps, drive, next_item, run_alone
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.models.target import ForwardRows
@@ -169,3 +169,55 @@ def test_what_runs_alone_returns_its_result(target: DenseTransformer) -> None:
         return 3
 
     assert run_alone(target, steps()) == 3
+
+
+def test_steps_inside_of_steps_hear_what_is_thrown_and_go_on(target: DenseTransformer) -> None:
+    heard = []
+
+    def inner() -> Steps[int, None]:
+        try:
+            yield Pause("room")
+        except RuntimeError as error:
+            heard.append(str(error))
+        yield 1
+        yield Pause("room")
+
+    def outer() -> Steps[str, None]:
+        steps = inner()
+        while (item := (yield from next_item(steps))) is not None:
+            yield f"item {item}"
+
+    steps = outer()
+    assert steps.send(None) == Pause("room")
+    assert steps.throw(RuntimeError("thrown")) == "item 1"
+    assert heard == ["thrown"]
+    assert steps.send(None) == Pause("room")
+    with pytest.raises(StopIteration):
+        steps.send(None)
+
+
+def test_a_prefill_without_room_pauses_until_there_is_some_or_it_is_stopped(
+    target: DenseTransformer,
+) -> None:
+    for is_stopped in (False, True):
+        session = open_session(target)
+        sizes, stops = iter([0, 0, 9, 99]), iter([False, False, is_stopped, False, False])
+        steps = session.sync_steps(
+            PROMPTS[0],
+            chunk_rows=lambda sizes=sizes: next(sizes),
+            should_stop=lambda s=stops: next(s),
+        )
+        assert [steps.send(None) for _ in range(3)] == [
+            Pause("prefill"),
+            Pause("room"),
+            Pause("room"),
+        ]
+        if is_stopped:
+            with pytest.raises(StopIteration) as done:
+                steps.send(None)
+            assert done.value.value.prefilled == 0
+        else:
+            assert isinstance(steps.send(None), ForwardRows)
+            steps.close()
+        session.check_invariants()
+        session.close()
