@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002, ARG005 - every cell is asked with the same arguments
 """The sequential head of a block, folded: the vocabulary matrix is read once for all slots.
 
 A head that adds `U·g_k` to the hidden state of slot k before the vocabulary projection W, with
@@ -150,7 +151,9 @@ class BlockHead:
         scores, candidates = _host(best.values), best.indices
         if self._factor is None or self._cell is None:
             return _choose_all(scores, candidates.cpu().numpy())
-        rows = self._factor.index_select(0, candidates.view(-1)) if self._shortlist else self._factor
+        rows = (
+            self._factor.index_select(0, candidates.view(-1)) if self._shortlist else self._factor
+        )
         factors = _host(rows).reshape(num_slots if self._shortlist else 1, count, -1)
         ids_of = candidates.cpu().numpy()
         if not self._shortlist:  # in the order of the factor's rows

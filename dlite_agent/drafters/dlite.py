@@ -1,0 +1,186 @@
+# ruff: noqa: ARG002 - the Drafter protocol has these arguments
+"""DLite: drafts from the target's own hidden states of one position, and remembers nothing.
+
+What it needs of the history is in the taps of the row whose logits gave the pending token, which
+every forward yields: after a restore, a fork or a rewind the first block is like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlite_agent.drafters.block_head import (
+    DEFAULT_SHORTLIST,
+    BlockHead,
+    RecurrentCell,
+    TokenCell,
+    token_rows,
+)
+from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
+from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.models.dlite_config import DLiteConfig
+from dlite_agent.models.dlite_files import read_dlite
+from dlite_agent.models.dlite_network import DLiteNetwork
+from dlite_agent.models.target import TargetConfig, TargetHidden, TargetModel
+from dlite_agent.sampling import KeyedNoise
+
+__all__ = ["DLiteDrafter", "load_dlite"]
+
+_NOTHING = DraftBlock(source="dlite")
+
+
+class DLiteDrafter:
+    """Proposes a block of `block_size` tokens, greedily. Its state is None: 0 bytes.
+
+    A round costs the backbone over the block, one product with the target's packed head, and a few
+    numbers a slot; nothing of it depends on the length of the history.
+
+    Args:
+        config: Its shape.
+        tensors: All of `dlite_shapes(config)`.
+        target: What it drafts for; its embedding and head are used in place.
+        shortlist: As in `BlockHead`.
+
+    Raises:
+        DrafterMismatchError: It was made for a target of another shape.
+    """
+
+    name = "dlite"
+
+    def __init__(
+        self,
+        config: DLiteConfig,
+        tensors: Mapping[str, Tensor],
+        target: TargetModel,
+        *,
+        shortlist: int | None = DEFAULT_SHORTLIST,
+    ) -> None:
+        check_shape(config, target.config)
+        self.config = config
+        self.requires = Requires(config.taps, "last")
+        self._target = target
+        self._network = DLiteNetwork(
+            config, tensors.__getitem__, dtype=target.dtype, device=target.device
+        )
+        self.head = _make_head(config, tensors, target, shortlist)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the backbone's matrices, which every block reads; the head is the target's."""
+        return self._network.weight_bytes
+
+    def start(self, token_ids: list[int]) -> DraftState | None:
+        """Nothing to remember."""
+        return None
+
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        """The best block by the drafter's own probabilities; nothing where there are no taps.
+
+        There are none in the round after a rewind to within a turn; its forward brings them.
+        """
+        count = min(budget, self.config.block_size)
+        if hidden is None or count < 1:
+            return _NOTHING
+        anchor = self._target.embed(torch.tensor([pending], device=self._target.device))
+        states = self._network.block_states(hidden.states, anchor, position)[:count]
+        base = self._target.project(states)
+        token_ids, confidence = self.head.draft(base, states, pending)
+        return DraftBlock(token_ids, confidence, self.name)
+
+    def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
+        """Nothing to remember."""
+
+    def truncate_to(self, state: DraftState | None, length: int) -> None:
+        """Nothing to forget."""
+
+    def fork(self, state: DraftState | None) -> DraftState | None:
+        """Nothing to copy."""
+        return None
+
+
+def load_dlite(
+    folder: Path,
+    target: TargetModel,
+    fingerprint: str,
+    *,
+    shortlist: int | None = DEFAULT_SHORTLIST,
+) -> DLiteDrafter:
+    """Load a drafter from its folder.
+
+    Args:
+        folder: With `config.json` and `model.safetensors`.
+        target: What it is to draft for.
+        fingerprint: Of the target's checkpoint, as it is stored (`models.weights.fingerprint`).
+        shortlist: As in `BlockHead`.
+
+    Raises:
+        DrafterMismatchError: It was trained for another target.
+        ModelNotFoundError: A file is missing.
+        UnsupportedCheckpointError: A file is damaged.
+    """
+    config, tensors = read_dlite(folder)
+    check_shape(config, target.config)
+    if config.target_fingerprint not in ("", fingerprint):
+        raise DrafterMismatchError(
+            f"the drafter {str(folder)!r} was trained for the checkpoint "
+            f"{config.target_fingerprint!r}, and this one is {fingerprint!r}: of the same shape, "
+            "with other weights; train one for it (dlite-agent train), or use drafter='auto'"
+        )
+    return DLiteDrafter(config, tensors, target, shortlist=shortlist)
+
+
+def check_shape(config: DLiteConfig, target: TargetConfig) -> None:
+    """See that a drafter reads and writes in the target's dimensions.
+
+    Raises:
+        DrafterMismatchError: It does not; the message names the first that differs.
+    """
+    for name, drafts_for, has in (
+        ("hidden_size", config.hidden_size, target.hidden_size),
+        ("vocab_size", config.vocab_size, target.vocab_size),
+        ("num_layers", config.num_target_layers, target.num_layers),
+    ):
+        if drafts_for != has:
+            raise DrafterMismatchError(
+                f"the drafter was trained for a target with {name}={drafts_for}, and this one "
+                f"({target.architecture}) has {has}; name a drafter for this target, or use "
+                "drafter='auto'"
+            )
+
+
+def _make_head(
+    config: DLiteConfig,
+    tensors: Mapping[str, Tensor],
+    target: TargetModel,
+    shortlist: int | None,
+) -> BlockHead:
+    if config.head == "none":
+        return BlockHead(None, None, shortlist=shortlist)
+
+    def load(name: str) -> Tensor:
+        return tensors[f"head.{name}"].to(target.device, torch.float32)
+
+    # W·U by the target's own packed head: r rows of E through it, [r, V]
+    factor = target.project(load("out_proj.weight").t().to(target.dtype).contiguous()).t()
+    token_row = token_rows(load("token_proj.weight"), target.embed, config.vocab_size)
+    cell = (
+        TokenCell(token_row)
+        if config.head == "token"
+        else RecurrentCell(
+            token_row, load("hidden_proj.weight"), load("state_proj.weight"), load("bias")
+        )
+    )
+    kept = factor.contiguous() if target.dtype == torch.float64 else factor.to(target.dtype)
+    return BlockHead(kept.contiguous(), cell, shortlist=shortlist)
