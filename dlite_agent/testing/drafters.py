@@ -7,22 +7,18 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
+from dlite_agent.drafters.drafter import DraftBlock, DraftState
+from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
 
 __all__ = ["AdversarialDrafter", "NoisyDrafter", "OracleDrafter", "ScriptedDrafter"]
 
 
-class _DrafterDouble:
+class _DrafterDouble(NullDrafter):
     """Needs no taps and remembers no tokens; subclasses say what they propose."""
 
     name = "double"
-    requires = Requires()
-
-    def start(self, token_ids: list[int]) -> DraftState | None:
-        """Nothing to remember."""
-        return None
 
     def propose(
         self,
@@ -37,17 +33,7 @@ class _DrafterDouble:
         return DraftBlock(tuple(self._block(state, position, budget)), source=self.name)
 
     def _block(self, state: DraftState | None, position: int, budget: int) -> Sequence[int]:
-        raise NotImplementedError
-
-    def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
-        """Nothing to do."""
-
-    def truncate_to(self, state: DraftState | None, length: int) -> None:
-        """Nothing to do."""
-
-    def fork(self, state: DraftState | None) -> DraftState | None:
-        """Nothing to copy."""
-        return None
+        return ()
 
 
 class OracleDrafter(_DrafterDouble):

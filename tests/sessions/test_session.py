@@ -10,7 +10,7 @@ import torch
 
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
+from dlite_agent.drafters.drafter import DraftBlock, DraftState
 from dlite_agent.drafters.lookup import LookupDrafter, LookupState
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.errors import CapacityError, RequestError, SessionBusyError, SessionError
@@ -28,6 +28,7 @@ from dlite_agent.testing import (
     tiny_config,
     tiny_qwen3,
 )
+from tests.sessions.tapped_lookup import TappedLookup
 
 LONG = [i * 7 % 512 for i in range(2 * PAGE_ROWS + 40)]
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 97, 93] * 3 + [3, 14, 15]
@@ -38,10 +39,8 @@ def limits(max_tokens: int = 10) -> StopRules:
     return StopRules(frozenset(), max_tokens)
 
 
-class TapReader(LookupDrafter):
-    """Needs the taps of the last row, and compares them with a cold forward."""
-
-    requires = Requires((0, 1), "last")
+class TapReader(TappedLookup):
+    """Compares the taps with those of a cold forward."""
 
     def __init__(self, target: TargetModel) -> None:
         super().__init__()
@@ -60,7 +59,6 @@ class TapReader(LookupDrafter):
         assert isinstance(state, LookupState)
         assert hidden is not None
         ids = [state.index.token(i) for i in range(state.length)]
-        assert len(ids) == position + 1
         assert ids[-1] == pending
         with cold_forward(self._target, ids[:-1], taps=(0, 1)) as (output, _):
             assert output.hidden is not None

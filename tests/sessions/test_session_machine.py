@@ -11,9 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState, Requires
-from dlite_agent.drafters.lookup import LookupDrafter, LookupState
-from dlite_agent.models.target import TargetHidden
+from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
 from dlite_agent.testing import (
@@ -24,6 +22,7 @@ from dlite_agent.testing import (
     cold_forward,
     tiny_qwen3,
 )
+from tests.sessions.tapped_lookup import TappedLookup
 
 VOCAB = 12  # so few that n-grams come back: drafts are proposed, accepted and rejected
 TARGET = tiny_qwen3(dtype="float64", vocab_size=VOCAB)
@@ -36,25 +35,6 @@ FEW = st.integers(0, 4)
 CUT = st.floats(0, 1)
 STOPS = st.sets(st.integers(0, VOCAB - 1), max_size=2)
 SAMPLER_NAMES = st.sampled_from(sorted(SAMPLERS))
-
-
-class TappedLookup(LookupDrafter):
-    """Asks for taps, so that I3 is about something."""
-
-    requires = Requires((0, 1), "last")
-
-    def propose(
-        self,
-        state: DraftState | None,
-        pending: int,
-        hidden: TargetHidden | None,
-        position: int,
-        noise: KeyedNoise,
-        budget: int,
-    ) -> DraftBlock:
-        assert isinstance(state, LookupState)
-        assert state.length == position + 1, "the drafter knows other tokens than the session"
-        return super().propose(state, pending, hidden, position, noise, budget)
 
 
 def countdown(polls: int | None) -> Callable[[], bool]:
