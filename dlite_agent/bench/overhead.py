@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 from pydoc_data.topics import topics
 
-from torch import Tensor
-
+from dlite_agent.bench.given_text import TextSampler
 from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, conditions
-from dlite_agent.config import DType, EngineConfig, SamplingParams
+from dlite_agent.config import DType, EngineConfig
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import Pause, Steps
@@ -31,7 +30,6 @@ from dlite_agent.drafting import make_drafter
 from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
-from dlite_agent.sampling import KeyedNoise, Sampler, TokenHistory
 from dlite_agent.sessions.session import Session
 from dlite_agent.tokenizer import load_tokenizer
 
@@ -130,30 +128,6 @@ class _Drafts:
     load: Load
 
 
-class _TextSampler(Sampler):
-    """Chooses greedily, at its full cost, and takes a text's token instead."""
-
-    def __init__(self, text: Sequence[int]) -> None:
-        super().__init__(
-            SamplingParams(temperature=0.0, top_k=0, top_p=1.0).with_defaults(SamplingParams()),
-            KeyedNoise(0),
-        )
-        self._text = text
-
-    def sample_each(
-        self,
-        logits: Tensor,
-        first_position: int,
-        history: TokenHistory | None = None,
-        drafted: Sequence[int] = (),
-        first_row: int = 0,
-    ) -> Iterator[int]:
-        """The text's tokens from `first_position` on."""
-        chosen = super().sample_each(logits, first_position, history, drafted, first_row)
-        for row, _ in enumerate(chosen, first_row):
-            yield self._text[first_position + row]
-
-
 def _texts(prose: Sequence[int] | None, vocab_size: int, length: int) -> Iterator[list[int]]:
     """Texts without end: random ids, or passages that follow each other, from the start again."""
     rng = random.Random(0)
@@ -196,7 +170,7 @@ def _run(drafts: _Drafts, texts: list[list[int]], num_prompt: int) -> _Run:
             drafts,
             [
                 session.decode_steps(
-                    _TextSampler(text), StopRules(frozenset(), len(text) - num_prompt)
+                    TextSampler(text), StopRules(frozenset(), len(text) - num_prompt)
                 )
                 for session, text in zip(sessions, texts, strict=True)
             ],

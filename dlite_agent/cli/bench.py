@@ -49,6 +49,29 @@ def _throughput(arguments: argparse.Namespace) -> BenchResult:
     )
 
 
+def _decode(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.decode import bench_decode
+
+    return bench_decode(
+        arguments.model,
+        dtype=cast(DType, arguments.dtype),
+        repeats=max(1, arguments.repeats // 2),
+        is_quick=arguments.quick,
+        transcripts=arguments.transcripts,
+        synthetic_acceptance=arguments.synthetic_acceptance,
+    )
+
+
+def _acceptance(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.acceptance import bench_acceptance
+
+    return bench_acceptance(
+        arguments.tokenizer or arguments.model,
+        transcripts=arguments.transcripts,
+        is_quick=arguments.quick,
+    )
+
+
 def _numbers(text: str) -> list[int]:
     """Whole numbers from text such as `1,4,16`."""
     try:
@@ -67,6 +90,8 @@ def _quality(arguments: argparse.Namespace) -> BenchResult:
 
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against the time to read the weights", _step),
+    "decode": ("tokens a second with each drafter, over those without drafts", _decode),
+    "acceptance": ("drafts that transcripts would have accepted; no model computes", _acceptance),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
     "quality": ("perplexity and agreement of int8 and float32 with bfloat16", _quality),
     "attention": ("why each shape of attention takes its path", _attention),
@@ -92,6 +117,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--concurrency", default="1,4,16", help="for throughput: turns at once (default: 1,4,16)"
+    )
+    parser.add_argument(
+        "--transcripts",
+        type=Path,
+        metavar="FOLDER",
+        help="for decode and acceptance: *.json in OpenAI's form (default: a built-in one)",
+    )
+    parser.add_argument(
+        "--tokenizer", help="for acceptance: a folder with a tokenizer (default: the model's)"
+    )
+    parser.add_argument(
+        "--synthetic-acceptance",
+        type=float,
+        metavar="X",
+        help="for decode: also a drafter that knows the text and is right with this chance",
     )
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
     parser.add_argument(
