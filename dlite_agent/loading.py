@@ -147,7 +147,10 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         )
     renderer = Renderer(tokenizer)
     load = Load()
-    target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
+    if config.audit:
+        target.audit()
+    else:
+        target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
     identity = fingerprint(folder, rope_scaling=_rope_scaling(config), quantize=config.quantize)
     drafter = make_drafter(config, target, identity, load, stages.report)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)

@@ -26,7 +26,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-__all__ = ["AttentionPath", "AttentionPlan", "attend", "merge_partials", "plan_attention"]
+__all__ = [
+    "AttentionPath",
+    "AttentionPlan",
+    "attend",
+    "attend_apart",
+    "merge_partials",
+    "plan_attention",
+]
 
 AttentionPath = Literal["matmul", "folded", "grouped", "blocks"]
 KeysValues = tuple[Tensor, Tensor]
@@ -106,6 +113,34 @@ def attend(q: Tensor, spans: Sequence[KeysValues], plan: AttentionPlan) -> Tenso
         attend_folded = _attend_matmul if plan.path == "matmul" else _attend_parts
         out = attend_folded(folded, spans, plan).view(num_heads, num_rows, head_dim)
     return out.transpose(0, 1).reshape(num_rows, -1)
+
+
+def attend_apart(q: Tensor, spans: Sequence[KeysValues]) -> Tensor:
+    """`attend`, for audits: a result does not depend on pages, nor on a few queries beside it.
+
+    Copies the history into one span, and computes up to 32 queries one after the other, each as if
+    it were alone.
+
+    Args:
+        q: [M, H, D], already scaled.
+        spans: Keys and values, as for `attend`.
+
+    Returns:
+        [M, H·D] in the type of the keys.
+    """
+    num_rows, num_heads, _ = q.shape
+    keys = torch.cat([span[0] for span in spans], dim=1)  # [K, S, D]
+    values = torch.cat([span[1] for span in spans], dim=1)
+    like = keys[:0, 0]
+    if num_rows > _FEW_ROWS:
+        plan = plan_attention((num_rows, num_heads, keys.shape[0]), [keys.shape[1]], like)
+        return attend(q, [(keys, values)], plan)
+    mixed = []
+    for row in range(num_rows):
+        seen = keys.shape[1] - num_rows + row + 1
+        plan = plan_attention((1, num_heads, keys.shape[0]), [seen], like)
+        mixed.append(attend(q[row : row + 1], [(keys[:, :seen], values[:, :seen])], plan))
+    return torch.cat(mixed)
 
 
 def merge_partials(partials: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

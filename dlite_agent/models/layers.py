@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlite_agent.kernels.attention import AttentionPlan, attend, plan_attention
+from dlite_agent.kernels.attention import AttentionPlan, attend, attend_apart, plan_attention
 from dlite_agent.kernels.rotary import rotate
 from dlite_agent.models.kv_pool import KVCache
 from dlite_agent.models.layer_weights import LayerWeights
@@ -67,12 +67,21 @@ class TorchLayers:
         config: Shape of the model.
         layers: Their weights.
         like: Of the type and device of keys and values, last dimension D.
+        is_audit: Results of a row do not depend on where in a draft it stands, nor on pages.
     """
 
-    def __init__(self, config: TargetConfig, layers: Sequence[LayerWeights], like: Tensor) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        layers: Sequence[LayerWeights],
+        like: Tensor,
+        *,
+        is_audit: bool = False,
+    ) -> None:
         self._config = config
         self._layers = layers
         self._like = like
+        self._is_audit = is_audit
 
     def run(
         self, x: Tensor, rotation: Tensor, parts: Sequence[BatchPart], taps: frozenset[int]
@@ -102,8 +111,11 @@ class TorchLayers:
         for part in parts:
             first, count = part.first_row, part.num_rows
             part.kv.write(index, keys.narrow(1, first, count), values.narrow(1, first, count))
-            plan = part.plan(self._config, self._like)
-            mixed.append(attend(q.narrow(0, first, count), part.kv.spans(index), plan))
+            queries, spans = q.narrow(0, first, count), part.kv.spans(index)
+            if self._is_audit:
+                mixed.append(attend_apart(queries, spans))
+            else:
+                mixed.append(attend(queries, spans, part.plan(self._config, self._like)))
         return joined(mixed)
 
 

@@ -108,6 +108,13 @@ class DenseTransformer:
         self._run = NativeLayers(kernels, layers, self.pool.layers, config)
         return True
 
+    def audit(self) -> None:
+        """From now on, a row's result does not depend on its place in a draft, nor on pages.
+
+        That holds for forwards of one shape (`StopRules.fixed_rows`). Without compiled kernels.
+        """
+        self._run = TorchLayers(self.config, self._layers, self._like, is_audit=True)
+
     def new_cache(self) -> KVCache:
         """An empty cache of this model's pool."""
         return self.pool.new_cache()
