@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import statistics
 import subprocess
@@ -41,6 +42,13 @@ def python(code: str) -> str:
 def test_importing_the_package_loads_nothing_heavy() -> None:
     loaded = python(f"import sys, dlite_agent; print([m for m in {HEAVY!r} if m in sys.modules])")
     assert loaded == "[]"
+
+
+def test_the_guide_explains_every_figure_of_a_turn() -> None:
+    guide = (ROOT / "docs" / "guides" / "turn-stats.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", guide))
+    figures = {field.name for field in dataclasses.fields(dlite_agent.TurnStats)}
+    assert figures - named == set()
 
 
 def test_the_text_column_loads_no_tensor_library() -> None:
