@@ -88,11 +88,24 @@ def _quality(arguments: argparse.Namespace) -> BenchResult:
     return bench_quality(arguments.model, text=arguments.text, is_quick=arguments.quick)
 
 
+def _overhead(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.overhead import bench_overhead
+
+    return bench_overhead(
+        arguments.model,
+        dtype=cast(DType, arguments.dtype),
+        concurrency=[int(part) for part in arguments.concurrency.split(",")],
+        repeats=arguments.repeats,
+        is_quick=arguments.quick,
+    )
+
+
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against the time to read the weights", _step),
     "decode": ("tokens a second with each drafter, over those without drafts", _decode),
     "acceptance": ("drafts that transcripts would have accepted; no model computes", _acceptance),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
+    "overhead": ("what drafting costs on random text and prose: paired runs", _overhead),
     "quality": ("perplexity and agreement of int8 and float32 with bfloat16", _quality),
     "attention": ("why each shape of attention takes its path", _attention),
 }
