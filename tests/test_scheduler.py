@@ -16,7 +16,7 @@ from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.sampling import KeyedNoise, Sampler
-from dlite_agent.scheduler import MIXED_CHUNK_ROWS
+from dlite_agent.scheduler import mixed_chunk_rows
 from dlite_agent.service import ModelService, load_service
 from dlite_agent.tasks import Event, Failure, Finished
 from dlite_agent.testing import cold_forward
@@ -227,7 +227,7 @@ def test_a_turn_that_decodes_is_in_every_forward(
     for batch in spy.batches[num_forwards:]:
         chunks = [rows for rows, is_chunk in batch if is_chunk]
         assert len(chunks) <= 1, "at most one chunk in a forward"
-        assert sum(chunks) <= MIXED_CHUNK_ROWS["cpu"]
+        assert sum(chunks) <= mixed_chunk_rows("cpu", len(batch) - 1)
     first.is_cancelled = True
     finish(service)
 
