@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
     parser.add_argument(
-        "--drafter", default="auto", help="auto, lookup or null; the same in all three runs"
+        "--drafter", default="auto", help="auto, suffix, lookup or null; the same in all three runs"
     )
     parser.add_argument("--no-think", action="store_true", help="switch thinking off")
     parser.add_argument(
