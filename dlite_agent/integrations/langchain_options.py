@@ -28,7 +28,7 @@ class ChatOptions(BaseChatModel):
     model: str = "nano"
     """`"nano"`, a folder in the Hugging Face layout, a GGUF file, or a hub name."""
     drafter: str = "auto"
-    """`"auto"`, `"null"` (plain decoding) or `"lookup"`."""
+    """`"auto"`, `"null"` (plain decoding), `"suffix"` or `"lookup"`."""
     revision: str | None = None
     """Hub revision."""
     temperature: float | None = None
