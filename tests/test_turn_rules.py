@@ -316,3 +316,14 @@ def test_every_parameter_together_is_repeatable_and_reported(load: Load) -> None
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
     }
+
+
+def test_an_audited_conversation_does_not_depend_on_the_drafter(load: Load) -> None:
+    conversations = []
+    for drafter in ("null", "lookup"):
+        service = load(dtype="bfloat16", audit=True, drafter=drafter)
+        agent = Agent("repair it")
+        for _ in range(4):
+            agent.take(generate(service, agent.request()))
+        conversations.append([turn.token_ids for turn in agent.turns])
+    assert conversations[0] == conversations[1]

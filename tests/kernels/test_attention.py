@@ -11,6 +11,7 @@ from torch import Tensor
 from dlite_agent.kernels.attention import (
     AttentionPath,
     attend,
+    attend_apart,
     merge_partials,
     plan_attention,
 )
@@ -150,3 +151,23 @@ def test_path_follows_type_and_size() -> None:
     assert path(33, 300, half) == "grouped"
     assert path(8, 300, elsewhere) == "matmul"
     assert path(256, 30_000, elsewhere) == "blocks"
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 40])
+@pytest.mark.parametrize("ends", [[], [100, 256]])
+def test_apart_is_the_same_attention_and_knows_no_pages(num_rows: int, ends: list[int]) -> None:
+    q, keys, values = random_inputs((num_rows, 2, 2, 300), torch.float32, 5)
+    out = attend_apart(q, cut(keys, values, ends))
+    torch.testing.assert_close(
+        out.double(), reference(q, keys, values), rtol=0.0, atol=TOLERANCE[torch.float32]
+    )
+    assert torch.equal(out, attend_apart(q, [(keys, values)]))
+
+
+def test_apart_does_not_depend_on_the_queries_beside() -> None:
+    q, keys, values = random_inputs((8, 2, 2, 300), torch.bfloat16, 6)
+    together = attend_apart(q, [(keys, values)])
+    for first in range(8):
+        seen = 300 - 7 + first
+        alone = attend_apart(q[first : first + 1], [(keys[:, :seen], values[:, :seen])])
+        assert torch.equal(together[first : first + 1], alone)
