@@ -35,7 +35,6 @@ from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_overhead"]
 
-_CONCURRENCY = (1, 4, 16)
 _NUM_PROMPT = 256
 _NUM_TOKENS = 128
 _RESAMPLES = 2000
@@ -70,6 +69,7 @@ def bench_overhead(
     *,
     drafter: str = "auto",
     dtype: DType = "auto",
+    concurrency: Sequence[int] = (1, 4, 16),
     repeats: int = 30,
     is_quick: bool = False,
 ) -> BenchResult:
@@ -79,11 +79,12 @@ def bench_overhead(
         model: As for `EngineConfig.model`.
         drafter: As for `EngineConfig.drafter`.
         dtype: As for `EngineConfig.dtype`.
+        concurrency: Sessions that share each forward.
         repeats: Pairs a figure.
         is_quick: One session and a short text.
     """
     folder = resolve_checkpoint(model)
-    concurrency = _CONCURRENCY[:1] if is_quick else _CONCURRENCY
+    concurrency = concurrency[:1] if is_quick else concurrency
     num_prompt, num_tokens = (64, 16) if is_quick else (_NUM_PROMPT, _NUM_TOKENS)
     found: list[dict[str, str | int | float | None]] = []
     config, load = EngineConfig(model=model, drafter=drafter), Load()

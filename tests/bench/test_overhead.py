@@ -1,0 +1,36 @@
+"""The overhead bench: given texts are decoded whoever drafts, and medians come with an interval."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlite_agent.bench import overhead
+from dlite_agent.bench.overhead import bench_overhead
+
+
+def test_both_texts_are_decoded_with_and_without_drafts() -> None:
+    result = bench_overhead("nano", repeats=2, is_quick=True)
+    assert [row["text"] for row in result.rows] == ["random", "prose"]
+    assert result.conditions["drafter"] == "auto(suffix)"
+    assert result.conditions["pairs"] == 2
+    for row in result.rows:
+        assert row["sessions"] == 1
+        low, ratio, high = (row[name] for name in ("low", "ratio", "high"))
+        assert isinstance(low, float)
+        assert isinstance(ratio, float)
+        assert isinstance(high, float)
+        assert 0.0 < low <= ratio <= high
+        assert row["tau"] is not None
+
+
+def test_interval_holds_the_median_and_narrows_where_runs_agree() -> None:
+    low, high = overhead._interval([1.0, 1.1, 1.2, 1.3, 1.4] * 4)
+    assert low <= 1.2 <= high
+    assert high - low < 0.4
+    assert overhead._interval([1.5] * 6) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize("drafter", ["suffix", "lookup"])
+def test_a_named_drafter_can_be_measured(drafter: str) -> None:
+    result = bench_overhead("nano", drafter=drafter, repeats=1, is_quick=True)
+    assert result.conditions["drafter"] == drafter
