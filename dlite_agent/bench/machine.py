@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from dlite_agent.kernels.large_pages import prefer_large_pages
 from dlite_agent.models.device import processor_name
 
 __all__ = [
@@ -77,7 +78,9 @@ def read_bandwidth(device: torch.device, *, buffer_bytes: int = BUFFER_BYTES) ->
     width = 4096
     pieces = max(1, buffer_bytes // _PIECE_BYTES)
     rows = _PIECE_BYTES // (4 * width)
-    buffer = torch.ones(pieces, rows, width, device=device)
+    buffer = torch.empty(pieces, rows, width, device=device)
+    prefer_large_pages(buffer)  # as the weights do
+    buffer.fill_(1.0)
     vector = torch.ones(width, device=device)
     clock, _ = bench_clock()
     times: list[float] = []

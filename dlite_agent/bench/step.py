@@ -1,35 +1,36 @@
-"""How far a decode step is from the floor, and what more rows and a longer history cost.
+"""A step against transformers', and against the time to read the weights once.
 
-The floor of a step is the time in which the weights can be read once: their bytes over the measured
-read bandwidth. A step is one target forward over M rows (the pending token and M - 1 drafted ones)
-behind S cached ones, with the logits of all rows. Its rows are never committed, so every repeat
-computes the same.
+A step is one target forward over M rows (the pending token and M - 1 drafted ones) behind a context
+of S cached ones, with the logits of all rows. Its rows are never committed, so every repeat
+computes the same. transformers runs the same weights with its own growing cache, and keys and
+values that are not repeated for every query head (`TRANSFORMERS_SDPA_FORCE_GQA=1`). Both take
+turns.
+
+The floor is the bytes of the weights that a step reads over the read bandwidth, measured in memory
+pages like those that the weights lie in. Keys and values are not part of it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 
-from dlite_agent.bench.machine import read_bandwidth
-from dlite_agent.bench.report import BenchResult, conditions, measure
+from dlite_agent.bench.machine import bench_clock, package_version, read_bandwidth
+from dlite_agent.bench.report import BenchResult, Samples, conditions
+from dlite_agent.bench.step_models import Subject, open_subject
 from dlite_agent.config import DType
-from dlite_agent.models.kv_pool import KVCache
-from dlite_agent.models.layer_weights import weight_shapes
-from dlite_agent.models.transformer import DenseTransformer
-from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
+from dlite_agent.errors import ConfigurationError
 
-__all__ = ["bench_step"]
+__all__ = ["CONTEXTS", "ROWS", "bench_step"]
 
-_CHUNK = 256
+CONTEXTS = (128, 1024, 8192)
+ROWS = (1, 8)
 _WARMUP = 2
-_CACHED = (256, 1024, 4096)
-_ROWS = (1, 2, 8, 33, 256)
 _ABOUT = (
-    "one target forward: rows = M, cached = S; to_one_row = over the step of one row; "
-    "to_floor = over the time to read the weights once"
+    "one target forward of M rows behind a context: ours and transformers' median; ratio = theirs "
+    "over ours; floor_ratio = ours over the time to read the weights once; to_one_row = ours over "
+    "ours of the first number of rows; spread = (third quartile - first) / median of ours"
 )
 
 
@@ -37,77 +38,78 @@ def bench_step(
     model: str = "nano",
     *,
     dtype: DType = "auto",
+    contexts: Sequence[int] = CONTEXTS,
+    rows: Sequence[int] = ROWS,
     repeats: int = 20,
-    is_quick: bool = False,
+    with_transformers: bool = True,
 ) -> BenchResult:
-    """Measure steps and prefill chunks of a model.
+    """Measure steps.
 
     Args:
-        model: As for `EngineConfig.model`.
+        model: Names with commas: of `step_models.SHAPES` (random weights), or as for
+            `EngineConfig.model`.
         dtype: As for `EngineConfig.dtype`.
+        contexts: Cached rows.
+        rows: M.
         repeats: Timed forwards a figure.
-        is_quick: Only one and eight rows behind a short history.
+        with_transformers: Measure transformers' too; needs its weights in memory beside ours.
+
+    Raises:
+        ConfigurationError: A context or a number of rows is below 1.
     """
-    cached, rows = (_CACHED[:1], (1, 8)) if is_quick else (_CACHED, _ROWS)
-    folder = resolve_checkpoint(model)
+    for kind, numbers in (("contexts", contexts), ("rows", rows)):
+        if not numbers or min(numbers) < 1:
+            raise ConfigurationError(f"{kind} are {list(numbers)!r}; use whole numbers from 1")
+    bandwidth = read_bandwidth(torch.device("cpu"))
     found: list[dict[str, str | int | float | None]] = []
-    with load_target(model, dtype=dtype) as target, torch.no_grad():
-        bandwidth = read_bandwidth(target.device)
-        num_weights = sum(math.prod(shape) for shape in weight_shapes(target.config).values())
-        weight_bytes = num_weights * target.dtype.itemsize
-        for num_cached in cached:
-            with target.new_cache() as kv:
-                _fill(target, kv, num_cached)
-                first_s = None
-                for num_rows in rows:
-                    samples = measure(_step(target, kv, num_rows), repeats=repeats, warmup=_WARMUP)
-                    median_s = samples.median_s
-                    first_s = first_s or median_s
-                    found.append(
-                        {
-                            "cached": num_cached,
-                            "rows": num_rows,
-                            "median_ms": round(median_s * 1e3, 3),
-                            "spread": round(samples.spread, 2),
-                            "to_one_row": round(median_s / first_s, 2),
-                            "to_floor": round(median_s * bandwidth / weight_bytes, 2),
-                            "rows_per_s": round(num_rows / median_s),
-                        }
-                    )
-        told = conditions(
-            model=model,
-            fingerprint=fingerprint(folder),
-            dtype=str(target.dtype).removeprefix("torch."),
-            device=str(target.device),
-            weight_bytes=weight_bytes,
-            read_bandwidth_bytes_s=round(bandwidth),
-            concurrency=1,
-            warmup=_WARMUP,
-            repeats=repeats,
-        )
+    has_kernels = False
+    for name in model.split(","):
+        subject = open_subject(name, dtype, max(contexts), with_theirs=with_transformers)
+        has_kernels = subject.has_kernels
+        with subject.target:
+            for context in contexts:
+                found += _measure(subject, context, rows, repeats, bandwidth / 1e3)
+    told = conditions(
+        model=model,
+        transformers=package_version("transformers"),
+        row_kernels=has_kernels,
+        read_bandwidth_bytes_s=round(bandwidth),
+        concurrency=1,
+        warmup=_WARMUP,
+        repeats=repeats,
+    )
     return BenchResult("step", _ABOUT, told, found)
 
 
-def _fill(target: DenseTransformer, kv: KVCache, num_cached: int) -> None:
-    while kv.length < num_cached:
-        count = min(_CHUNK, num_cached - kv.length)
-        target.forward(_ids(target, count, kv.length), kv, logits_for=[])
-        kv.commit(count)
-
-
-def _step(target: DenseTransformer, kv: KVCache, num_rows: int) -> Callable[[], None]:
-    """One forward of M rows that leaves the cache as it was."""
-    ids, all_rows = _ids(target, num_rows, kv.length), list(range(num_rows))
-
-    def step() -> None:
-        output = target.forward(ids, kv, logits_for=all_rows)
-        output.logits[0, 0].item()  # waits for the device
-        kv.commit(0)
-
-    return step
-
-
-def _ids(target: DenseTransformer, count: int, start: int) -> torch.Tensor:
-    """Ids without a pattern, the same at every call."""
-    positions = torch.arange(start, start + count, device=target.device)
-    return positions * 7919 % target.config.vocab_size
+def _measure(
+    subject: Subject, context: int, rows: Sequence[int], repeats: int, bytes_a_ms: float
+) -> list[dict[str, str | int | float | None]]:
+    """All numbers of rows at one context; ours and theirs take turns."""
+    steps = [subject.our_step(context, count) for count in rows]
+    if subject.theirs is not None:
+        steps += [subject.their_step(context, count) for count in rows]
+    samples = [Samples() for _ in steps]
+    clock, _ = bench_clock()
+    for number in range(_WARMUP + repeats):
+        for step, sample in zip(steps, samples, strict=True):
+            started = clock()
+            step()
+            if number >= _WARMUP:
+                sample.times_s.append(clock() - started)
+    ours = [sample.median_s * 1e3 for sample in samples]
+    theirs: list[float | None] = [*ours[len(rows) :], *[None] * len(rows)][: len(rows)]
+    return [
+        {
+            "model": subject.name,
+            "dtype": str(subject.target.dtype).removeprefix("torch."),
+            "context": context,
+            "rows": count,
+            "ours_ms": round(ours[i], 3),
+            "transformers_ms": None if their is None else round(their, 3),
+            "ratio": None if their is None else round(their / ours[i], 2),
+            "floor_ratio": round(ours[i] * bytes_a_ms / subject.target.weight_bytes, 2),
+            "to_one_row": round(ours[i] / ours[0], 2),
+            "spread": round(samples[i].spread, 2),
+        }
+        for i, (count, their) in enumerate(zip(rows, theirs, strict=True))
+    ]

@@ -26,8 +26,10 @@ def _step(arguments: argparse.Namespace) -> BenchResult:
     return bench_step(
         arguments.model,
         dtype=cast(DType, arguments.dtype),
+        contexts=[256] if arguments.quick else _numbers("--contexts", arguments.contexts),
+        rows=_numbers("--rows", arguments.rows),
         repeats=arguments.repeats,
-        is_quick=arguments.quick,
+        with_transformers=not arguments.ours_only,
     )
 
 
@@ -43,7 +45,7 @@ def _throughput(arguments: argparse.Namespace) -> BenchResult:
     return bench_throughput(
         arguments.model,
         dtype=cast(DType, arguments.dtype),
-        concurrency=_numbers(arguments.concurrency),
+        concurrency=_numbers("--concurrency", arguments.concurrency),
         repeats=max(1, arguments.repeats // 5),
         is_quick=arguments.quick,
     )
@@ -72,13 +74,13 @@ def _acceptance(arguments: argparse.Namespace) -> BenchResult:
     )
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     """Whole numbers from text such as `1,4,16`."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise ConfigurationError(
-            f"--concurrency is {text!r}; use whole numbers with commas, e.g. 1,4,16"
+            f"{option} is {text!r}; use whole numbers with commas, e.g. 1,4,16"
         ) from None
 
 
@@ -94,14 +96,14 @@ def _overhead(arguments: argparse.Namespace) -> BenchResult:
     return bench_overhead(
         arguments.model,
         dtype=cast(DType, arguments.dtype),
-        concurrency=[int(part) for part in arguments.concurrency.split(",")],
+        concurrency=_numbers("--concurrency", arguments.concurrency),
         repeats=arguments.repeats,
         is_quick=arguments.quick,
     )
 
 
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
-    "step": ("a decode step against the time to read the weights", _step),
+    "step": ("a decode step against transformers' and the time to read the weights", _step),
     "decode": ("tokens a second with each drafter, over those without drafts", _decode),
     "acceptance": ("drafts that transcripts would have accepted; no model computes", _acceptance),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
@@ -131,6 +133,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", default="1,4,16", help="for throughput: turns at once (default: 1,4,16)"
     )
+    parser.add_argument(
+        "--contexts", default="128,1024,8192", help="for step: cached rows (default: 128,1024,8192)"
+    )
+    parser.add_argument("--rows", default="1,8", help="for step: rows a forward (default: 1,8)")
+    parser.add_argument("--ours-only", action="store_true", help="for step: without transformers")
     parser.add_argument(
         "--transcripts",
         type=Path,
