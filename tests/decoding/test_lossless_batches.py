@@ -32,7 +32,7 @@ from dlite_agent.testing import (
     tiny_qwen3,
 )
 
-NUM_TOKENS = 40
+NUM_TOKENS = 28
 LIMITS = StopRules(frozenset(), NUM_TOKENS)
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0, top_k=0, top_p=1.0),
