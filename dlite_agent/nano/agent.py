@@ -59,7 +59,11 @@ class RecordingBackend:
 
     def generate(self, request: ChatRequest) -> Generation:
         """Pass the answer on and keep it."""
-        return self._keep(self._backend.generate(request))
+        return self.generate_choices(request)[0]
+
+    def generate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Pass the answers on and keep them."""
+        return [self._keep(answer) for answer in self._backend.generate_choices(request)]
 
     async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
         """Pass chunks on and keep the last one's generation."""
@@ -70,7 +74,11 @@ class RecordingBackend:
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """Pass the answer on and keep it."""
-        return self._keep(await self._backend.agenerate(request))
+        return (await self.agenerate_choices(request))[0]
+
+    async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Pass the answers on and keep them."""
+        return [self._keep(answer) for answer in await self._backend.agenerate_choices(request)]
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Count with the wrapped backend."""
