@@ -54,6 +54,7 @@ class _Turn:
         is_prefilling: Its rows in `wants` are a chunk of its prompt.
         served_at: Number of the forward that computed its last chunk.
         seen_ended: How many turns had ended when it was resumed last.
+        is_pressed: Everybody waits: it must not, until it computes something.
     """
 
     steps: TurnSteps
@@ -63,6 +64,7 @@ class _Turn:
     is_prefilling: bool = False
     served_at: int = 0
     seen_ended: int = -1
+    is_pressed: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -138,8 +140,15 @@ class Scheduler:
             turn.ticket.put(Failure(error))
 
     def _resume_waiting(self) -> None:
-        """Begin new turns, and look again whether others got what they wait for."""
+        """Begin new turns, and look again whether others got what they wait for.
+
+        Turns begin in order: none while an earlier one waits for memory to begin.
+        """
+        is_blocked = False
         for turn in list(self._turns):
+            is_unbegun = turn.wants is None or turn.is_paused("admission")
+            if is_blocked and is_unbegun and not turn.ticket.is_cancelled:
+                continue
             is_news = turn.seen_ended != self._num_ended
             is_due = (
                 turn.wants is None
@@ -149,6 +158,7 @@ class Scheduler:
             )
             if is_due:
                 self._resume(turn)
+            is_blocked |= turn.is_paused("admission")
 
     def _next_chunk(self, num_decoding: int) -> list[_Turn]:
         """The turn whose chunk is next: the one that had none for longest; or nobody."""
@@ -195,13 +205,13 @@ class Scheduler:
         That is the youngest of those that hold some; if none does, the oldest.
         """
         holders = [turn for turn in self._turns if turn.is_paused("room")]
-        turn = holders[-1] if holders else self._turns[0]
-        self._resume(turn, may_wait=False)
+        outside = [turn for turn in self._turns if turn.is_paused("admission")]
+        turn = (holders[-1:] or outside or self._turns)[0]
+        turn.is_pressed = True
+        self._resume(turn)
 
-    def _resume(
-        self, turn: _Turn, output: TargetOutput | None = None, *, may_wait: bool = True
-    ) -> None:
-        turn.share.may_wait = may_wait and len(self._turns) > 1
+    def _resume(self, turn: _Turn, output: TargetOutput | None = None) -> None:
+        turn.share.may_wait = len(self._turns) > 1 and not turn.is_pressed
         turn.seen_ended = self._num_ended
         self._advance(turn, lambda steps: steps.send(output))
 
@@ -217,6 +227,7 @@ class Scheduler:
                 turn.ticket.put(step)
                 step = turn.steps.send(None)
             turn.wants = step
+            turn.is_pressed &= not isinstance(step, ForwardRows)
         except StopIteration:
             self._end(turn, Finished())
         except Exception as error:  # noqa: BLE001  # it belongs to the caller; the others go on

@@ -24,6 +24,7 @@ from dlite_agent.errors import (
     ConfigurationError,
 )
 from dlite_agent.loading import LoadedModel
+from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
@@ -34,7 +35,6 @@ __all__ = ["turn_steps"]
 
 logger = logging.getLogger(__name__)
 
-_ROUND_ROWS = 16
 # Rows of an answer that are planned beside other turns. Agents' answers are shorter, mostly; a
 # longer one goes on while there is room, and then waits.
 _PLANNED_ROWS = 512
@@ -257,7 +257,9 @@ class _Turn:
         """
         record = self.record
         num_left = (record.admitted.sampling.max_tokens or 1) - len(record.sampled)
-        if self._has_room(min(num_left, _ROUND_ROWS)):
+        is_room_short = not self._has_room(min(num_left, MAX_ROWS))
+        self.session.set_room_short(is_room_short)
+        if not is_room_short:
             return
         while not self._has_room(1) and record.share.may_wait and not should_stop():
             yield Pause("room")

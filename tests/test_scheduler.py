@@ -462,19 +462,72 @@ def test_who_waits_for_memory_is_not_overtaken(load: Load) -> None:
     assert large.generation.stats.queue_s > 0.0
 
 
-def test_answers_beyond_their_plan_wait_and_the_youngest_gives_way(load: Load) -> None:
+def test_turns_that_come_at_once_begin_in_order_when_memory_is_short(load: Load) -> None:
+    service = load(max_kv_bytes=7 * PAGE_BYTES)
+    small, other = sub_agents(2)
+    large = Agent("y" * 700, system="large").request(max_tokens=200)
+    readers = [add(service, request) for request in (small, large, other)]
+    step(service)
+    assert len(service.model.sessions) == 1, "the third would fit, and does not overtake"
+    finish(service)
+    assert all(reader.generation for reader in readers)
+
+
+def test_a_prompt_that_grows_into_what_others_took_waits_in_the_middle(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
     service = load(max_kv_bytes=12 * PAGE_BYTES)
+    requests = sub_agents(3)
+    expected = together(load(), requests)
+    spy = Spy(service, monkeypatch)
+    readers = [add(service, request) for request in requests]
+    for _ in range(3):
+        step(service)
+    pool = service.model.target.pool
+    held = pool.take(pool.free_bytes // PAGE_BYTES, None)  # as if a plan had been wrong
+    for _ in range(20):
+        step(service)
+    pool.drop(held)
+    finish(service)
+    for batch in spy.batches:
+        assert sum(is_chunk for _, is_chunk in batch) <= 1
+    answered = [reader for reader in readers if reader.error is None]
+    assert answered, "the youngest gave way"
+    for reader, generation in zip(readers, expected, strict=True):
+        if reader.error is None:
+            assert reader.generation.token_ids == generation.token_ids
+        else:
+            assert isinstance(reader.error, CapacityError)
+
+
+def two_that_outgrow_their_plans(service: ModelService) -> tuple[list[ChatRequest], list[Reader]]:
+    """Prompts of a page, and answers of 1,100 tokens, on nine pages."""
     service.model.stop_token_ids = frozenset()
-    params = replace(GREEDY, max_tokens=1500)
-    requests = [replace(request, sampling=params) for request in sub_agents(2)]
+    params = replace(GREEDY, max_tokens=1100)
+    requests = [replace(Agent(f"{n}", system=f"{n}").request(), sampling=params) for n in range(2)]
     readers = [add(service, request) for request in requests]
     finish(service)
-    assert len(readers[0].generation.token_ids) == 1500
+    return requests, readers
+
+
+def test_answers_beyond_their_plan_wait_and_the_youngest_gives_way(load: Load) -> None:
+    service = load(max_kv_bytes=9 * PAGE_BYTES, drafter="null")
+    requests, readers = two_that_outgrow_their_plans(service)
+    assert len(readers[0].generation.token_ids) == 1100
     assert isinstance(readers[1].error, CapacityError)
     assert len(readers[1].token_ids) > 512, "it had its plan"
     assert readers[1].error.retryable
-    again = alone(service, requests[1])
-    assert again.token_ids[: len(readers[1].token_ids)] == readers[1].token_ids
+    short = replace(requests[1], sampling=replace(GREEDY, max_tokens=5))
+    assert alone(service, short).token_ids == readers[1].token_ids[:5]
+
+
+def test_drafts_take_no_memory_that_is_planned_for_others(load: Load) -> None:
+    service = load(max_kv_bytes=9 * PAGE_BYTES, drafter="lookup")
+    _, readers = two_that_outgrow_their_plans(service)
+    for reader in readers:
+        if reader.error is not None:
+            assert isinstance(reader.error, CapacityError)
+        assert len(reader.token_ids) >= 512, "it had its plan"
 
 
 def test_closing_in_the_middle_of_a_batch_gives_the_memory_back(load: Load) -> None:

@@ -171,6 +171,8 @@ def _propose(
 
 def _reserve(state: DecodeState, block: DraftBlock, fixed_rows: int | None) -> DraftBlock:
     """Make room for the pending token's row and one per drafted token; the block that fits."""
+    if state.is_room_short and fixed_rows is None:
+        block = DraftBlock(source=block.source)
     try:
         state.kv.reserve(fixed_rows or len(block.token_ids) + 1)
     except CapacityError:

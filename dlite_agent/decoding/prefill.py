@@ -48,6 +48,7 @@ def prefill_steps(
                 return
         while (max_rows := chunk_rows()) == 0:
             yield Pause("room")
+            yield Pause("prefill")
             if should_stop():
                 return
         chunk = prompt[start : start + max_rows]

@@ -25,6 +25,8 @@ class DecodeState:
         hidden: Taps of KV row `kv.length - 1`, [T, 1, E], or None.
         hidden_row: The row that `hidden` belongs to; meaningless without it.
         draft_state: What the drafter remembers of `token_ids`.
+        is_room_short: There may be room for one more row, but what is behind it belongs to others:
+            nothing is drafted.
     """
 
     kv: KVCache
@@ -33,6 +35,7 @@ class DecodeState:
     hidden: TargetHidden | None = None
     hidden_row: int = -1
     draft_state: DraftState | None = None
+    is_room_short: bool = False
 
     @property
     def position(self) -> int:

@@ -102,6 +102,10 @@ class Session:
         """Whether `close` was called."""
         return self._is_closed
 
+    def set_room_short(self, is_room_short: bool) -> None:
+        """Say whether KV rows behind the next belong to others, so that a decode must not draft."""
+        self._state.is_room_short = is_room_short
+
     def try_claim(self) -> bool:
         """Mark the session busy; False when it already was. Any thread."""
         with self._lock:

@@ -201,17 +201,14 @@ def test_a_prefill_without_room_pauses_until_there_is_some_or_it_is_stopped(
 ) -> None:
     for is_stopped in (False, True):
         session = open_session(target)
-        sizes, stops = iter([0, 0, 9, 99]), iter([False, False, is_stopped, False, False])
+        sizes, stops = iter([0, 0, 9]), iter([False, False, is_stopped])
         steps = session.sync_steps(
             PROMPTS[0],
-            chunk_rows=lambda sizes=sizes: next(sizes),
-            should_stop=lambda s=stops: next(s),
+            chunk_rows=lambda sizes=sizes: next(sizes),  # type: ignore[misc]
+            should_stop=lambda stops=stops: next(stops),  # type: ignore[misc]
         )
-        assert [steps.send(None) for _ in range(3)] == [
-            Pause("prefill"),
-            Pause("room"),
-            Pause("room"),
-        ]
+        pauses = [Pause("prefill"), *[Pause("room"), Pause("prefill")] * 2]
+        assert [steps.send(None) for _ in pauses] == pauses
         if is_stopped:
             with pytest.raises(StopIteration) as done:
                 steps.send(None)
