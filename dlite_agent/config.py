@@ -8,14 +8,14 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-import operator
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.option_values import biases, make_whole, one_of, parse_variable, token_ids
 from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = [
@@ -100,12 +100,12 @@ class EngineConfig:
     audit: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
-        _one_of("history", self.history, ("auto", "as_generated", "template"))
-        _one_of("reuse", self.reuse, ("session", "prefix", "none"))
-        _one_of("isolation", self.isolation, ("thread", "process"))
+        one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
+        one_of("history", self.history, ("auto", "as_generated", "template"))
+        one_of("reuse", self.reuse, ("session", "prefix", "none"))
+        one_of("isolation", self.isolation, ("thread", "process"))
         if self.quantize is not None:
-            _one_of("quantize", self.quantize, ("int8",))
+            one_of("quantize", self.quantize, ("int8",))
             if self.dtype not in ("auto", "bfloat16"):
                 raise ConfigurationError(
                     f"quantize is {self.quantize!r} and dtype is {self.dtype!r}; use it with "
@@ -115,7 +115,7 @@ class EngineConfig:
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
         limits = "max_context max_kv_bytes prefill_chunk threads max_batch max_queue"
         for name in limits.split():
-            value = _make_whole(self, name)
+            value = make_whole(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(
                     f"{name} is {value!r}, but must be at least 1; leave it out for the default"
@@ -160,7 +160,7 @@ class EngineConfig:
         for name, kind in known.items():
             raw = environ.get(f"DLITE_{name.upper()}")
             if raw is not None:
-                values[name] = _parse(name, raw, kind)
+                values[name] = parse_variable(name, raw, kind)
         for name, value in overrides.items():
             if name not in known:
                 raise ConfigurationError(
@@ -225,11 +225,11 @@ class SamplingParams:
             elif value is not None and not isinstance(value, numbers.Real):
                 raise ConfigurationError(f"{name} is {value!r}; use a number")
         for name in ("top_k", "max_tokens", "seed", "choice_index", *_COUNTS):
-            _make_whole(self, name)
+            make_whole(self, name)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
             raise ConfigurationError(f"seed is {self.seed!r}; use a number in [-2**63, 2**64)")
-        object.__setattr__(self, "stop_token_ids", _whole_numbers(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", token_ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", biases(self.logit_bias))
         self._check_ranges()
 
     def _check_ranges(self) -> None:
@@ -283,41 +283,6 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 
 
-def _biases(
-    biases: Mapping[int, float] | tuple[tuple[int, float], ...],
-) -> tuple[tuple[int, float], ...]:
-    """Sorted pairs of a token id and a finite number; JSON has ids as text."""
-    try:
-        pairs = cast(dict[object, object], dict(biases))
-    except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"logit_bias is {biases!r}; use a mapping of token ids to numbers"
-        ) from None
-    checked: dict[int, float] = {}
-    for token_id, bias in pairs.items():
-        try:
-            number = (
-                int(token_id) if isinstance(token_id, str) else operator.index(cast(int, token_id))
-            )
-        except (TypeError, ValueError):
-            raise ConfigurationError(
-                f"logit_bias has the key {token_id!r}; use token ids"
-            ) from None
-        if not isinstance(bias, int | float) or not -100.0 <= bias <= 100.0:
-            raise ConfigurationError(
-                f"logit_bias[{token_id!r}] is {bias!r}; use a number in [-100, 100]"
-            )
-        checked[number] = float(bias)
-    return tuple(sorted(checked.items()))
-
-
-def _whole_numbers(ids: object) -> tuple[int, ...]:
-    try:
-        return tuple(operator.index(token_id) for token_id in ids)  # type: ignore[attr-defined]  # what is no iterable is reported below
-    except TypeError:
-        raise ConfigurationError(f"stop_token_ids is {ids!r}; use a list of token ids") from None
-
-
 @contextlib.contextmanager
 def sdpa_without_repeated_keys() -> Iterator[None]:
     """Let transformers pass keys and values to attention once and not once a query head.
@@ -334,36 +299,3 @@ def sdpa_without_repeated_keys() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _make_whole(options: object, name: str) -> int | None:
-    """Turn a field into a plain int (numpy's are neither JSON nor picklable everywhere)."""
-    value = getattr(options, name)
-    if value is None:
-        return None
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        raise ConfigurationError(f"{name} is {value!r}; use a whole number") from None
-    object.__setattr__(options, name, whole)  # frozen, and still under construction
-    return whole
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"{name} is {value!r}; use one of {', '.join(map(repr, allowed))}")
-
-
-def _parse(name: str, raw: str, kind: str) -> int | bool | str:
-    """The value of a variable, by the annotation of its field."""
-    if kind == "bool":
-        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-        if raw.lower() not in known:
-            raise ConfigurationError(f"DLITE_{name.upper()} is {raw!r}; use true or false")
-        return known[raw.lower()]
-    if "int" not in kind:
-        return raw
-    try:
-        return int(raw)
-    except ValueError:
-        raise ConfigurationError(f"DLITE_{name.upper()} is {raw!r}; use a whole number") from None
