@@ -12,6 +12,7 @@ from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter, DraftState
 from dlite_agent.drafters.load import load_drafter
 from dlite_agent.drafters.suffix import SuffixState
+from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
 from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_cost_table
@@ -30,6 +31,7 @@ def make_drafter(
     fingerprint: str,
     load: Load,
     report: Callable[[str, float], None],
+    workspace: Callable[[], Workspace] | None = None,
 ) -> Drafter:
     """The drafter of an engine.
 
@@ -43,11 +45,12 @@ def make_drafter(
         fingerprint: Of the checkpoint.
         load: The other turns of a forward; whoever schedules sets it.
         report: Hears the stage, as `tasks.Progress`.
+        workspace: Gives what the tenant's other sessions know.
 
     Raises:
         DrafterMismatchError: There is no drafter of this name, or it does not fit.
     """
-    drafter = load_drafter(config.drafter, target.config)
+    drafter = load_drafter(config.drafter, target.config, workspace)
     if config.drafter != "auto":
         return drafter
     return Controller(

@@ -12,6 +12,7 @@ from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.kernels.row_kernels import load_row_kernels
@@ -58,6 +59,7 @@ class LoadedModel:
         journal: Sampled ids of earlier turns.
         handles: Tool-call ids of earlier turns.
         known: What earlier turns rendered or sampled.
+        workspaces: What sessions have read and written, for drafts of others.
         load: What else is in the forward of a turn, for whoever drafts.
         contention: Watches the interpreter lock.
         has_advised_process: Whether the host was told about it.
@@ -79,6 +81,7 @@ class LoadedModel:
     journal: Journal = field(default_factory=Journal)
     handles: TurnHandles = field(default_factory=TurnHandles)
     known: KnownTokens = field(default_factory=KnownTokens)
+    workspaces: WorkspaceIndex = field(default_factory=WorkspaceIndex)
     load: Load = field(default_factory=Load)
     contention: ContentionMeter = field(default_factory=ContentionMeter)
     has_advised_process: bool = False
@@ -152,7 +155,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     else:
         target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
     identity = fingerprint(folder, rope_scaling=_rope_scaling(config), quantize=config.quantize)
-    drafter = make_drafter(config, target, identity, load, stages.report)
+    workspaces = WorkspaceIndex()
+    drafter = make_drafter(config, target, identity, load, stages.report, workspaces.of)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
         (
@@ -178,6 +182,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         defaults=sampling_defaults(folder),
         stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
         closing_id=closing_id,
+        workspaces=workspaces,
         load=load,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )

@@ -286,6 +286,8 @@ class _Turn:
         self.ended_in_call = bool(calls)
         if model.config.reuse == "prefix":
             return
+        for span in turn.new_spans():
+            model.workspaces.add(span)
         model.handles.remember(calls, plan.handle(message, session_id, parsed.unparsed))
         ids = turn.admitted.prompt.turn_record(kept.token_ids)
         if ids is not None and kept.is_whole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -96,6 +96,17 @@ class TurnRecord:
         """End the turn at a stop string; what was sampled behind it never was."""
         self.cut = cut
         del self.sampled[cut.num_tokens :]
+
+    def new_spans(self) -> Iterator[Sequence[int]]:
+        """The ids of the tool results that this turn computed, one by one, and of the answer."""
+        prompt, messages = self.admitted.prompt, self.admitted.request.messages
+        cached = self.report.cached if self.report is not None else 0
+        for segment in prompt.segments:
+            index = segment.message_index
+            is_result = index is not None and messages[index].role == "tool"
+            if is_result and segment.stop > cached:
+                yield prompt.token_ids[segment.start : segment.stop]
+        yield self.sampled
 
     def kept(self, encode: Callable[[str], list[int]]) -> KeptIds:
         """What the conversation keeps of the answer.

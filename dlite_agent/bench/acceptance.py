@@ -199,10 +199,10 @@ _VARIANTS: tuple[
     ("lookup", lambda _: LookupDrafter(), _nothing),
     ("suffix", lambda _: SuffixDrafter(), _nothing),
     ("suffix-whole", lambda _: SuffixDrafter(min_reached=0.0), _nothing),
-    ("suffix+read", lambda workspace: SuffixDrafter(workspace=workspace), _read),
+    ("suffix+read", lambda workspace: SuffixDrafter(workspace=lambda: workspace), _read),
     (
         "suffix+read+written",
-        lambda workspace: SuffixDrafter(workspace=workspace),
+        lambda workspace: SuffixDrafter(workspace=lambda: workspace),
         _read_and_written,
     ),
 )

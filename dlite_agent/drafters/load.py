@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
+from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.models.target import TargetConfig
@@ -23,12 +26,17 @@ _REASONS = {
 }
 
 
-def load_drafter(name: str, target_config: TargetConfig) -> Drafter:
+def load_drafter(
+    name: str,
+    target_config: TargetConfig,
+    workspace: Callable[[], Workspace] | None = None,
+) -> Drafter:
     """Make the drafter that an option names.
 
     Args:
         name: `"auto"`, `"null"`, `"lookup"` or `"suffix"`.
         target_config: The target that it must fit; these fit every target.
+        workspace: Gives what the tenant's other sessions know; read by `"auto"` and `"suffix"`.
 
     Raises:
         DrafterMismatchError: No drafter has this name.
@@ -37,8 +45,8 @@ def load_drafter(name: str, target_config: TargetConfig) -> Drafter:
     if name == "null":
         return NullDrafter()
     if name == "auto":  # whoever runs it decides how much of a block pays
-        return SuffixDrafter(max_block=MAX_ROWS - 1, min_reached=_MIN_REACHED)
-    return SuffixDrafter() if name == "suffix" else LookupDrafter()
+        return SuffixDrafter(max_block=MAX_ROWS - 1, min_reached=_MIN_REACHED, workspace=workspace)
+    return SuffixDrafter(workspace=workspace) if name == "suffix" else LookupDrafter()
 
 
 def explain_drafter(name: str, target_config: TargetConfig) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlite_agent.drafters.copy_trail import CopyTrail
@@ -92,9 +92,9 @@ class SuffixDrafter:
         max_block: Most tokens to propose.
         min_reached: Chance that a token and all before it are right, below which it is not
             proposed. 0 proposes whole blocks, for a caller that cuts them itself.
-        workspace: What other sessions of the tenant have read and written, for where the session
-            itself does not hold five tokens like its last and the workspace holds more; None for
-            none. One drafter is for one tenant.
+        workspace: Gives what other sessions of the tenant have read and written, for where the
+            session itself does not hold five tokens like its last and the workspace holds more;
+            None for nothing. One drafter is for one tenant.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -112,7 +112,7 @@ class SuffixDrafter:
         *,
         max_block: int = 16,
         min_reached: float = 0.05,
-        workspace: Workspace | None = None,
+        workspace: Callable[[], Workspace] | None = None,
     ) -> None:
         if max_block < 1 or not 0.0 <= min_reached <= 1.0:
             raise ConfigurationError(
@@ -121,7 +121,7 @@ class SuffixDrafter:
             )
         self._max_block = max_block
         self._min_reached = min_reached
-        self.workspace = workspace
+        self._workspace = workspace
 
     def start(self, token_ids: list[int]) -> SuffixState:
         """Index a session's tokens; about half a microsecond a token."""
@@ -146,8 +146,8 @@ class SuffixDrafter:
             return DraftBlock(source=self.name)
         places = own.weighed()
         own_length = places[0][1].length if places else 0
-        if self.workspace is not None and own_length < _FOREIGN_LENGTH:
-            foreign = self._foreign_block(own, count, self.workspace, own_length)
+        if self._workspace is not None and own_length < _FOREIGN_LENGTH:
+            foreign = self._foreign_block(own, count, self._workspace(), own_length)
             if foreign is not None:
                 return foreign
         if not places:

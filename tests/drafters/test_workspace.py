@@ -18,7 +18,9 @@ NOISE = KeyedNoise(0)
 
 
 def drafted(workspace: Workspace | None, ids: list[int], budget: int = 8) -> tuple[str, list[int]]:
-    drafter = SuffixDrafter(min_reached=0.0, workspace=workspace)
+    drafter = SuffixDrafter(
+        min_reached=0.0, workspace=None if workspace is None else lambda: workspace
+    )
     state = drafter.start(ids)
     block = drafter.propose(state, ids[-1], None, len(ids) - 1, NOISE, budget)
     assert len(block.confidence) == len(block.token_ids)
