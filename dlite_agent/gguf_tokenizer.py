@@ -1,7 +1,7 @@
 """The tokenizer and chat template in a GGUF file's metadata.
 
-Built here and not by transformers, whose reader passes over `tokenizer.ggml.pre`: with SmolLM2's
-file it joins digits that the model was trained to see alone.
+Built here and not by transformers, which passes over `tokenizer.ggml.pre`, and with it over how text
+is split before merges (docs/decisions/0009).
 """
 
 from __future__ import annotations
