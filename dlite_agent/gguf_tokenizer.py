@@ -1,7 +1,7 @@
 """The tokenizer and chat template in a GGUF file's metadata.
 
-Built here and not by transformers, which passes over `tokenizer.ggml.pre`, and with it over how text
-is split before merges (docs/decisions/0009).
+Built here and not by transformers, which passes over `tokenizer.ggml.pre`, and with it over how
+text is split before merges (docs/decisions/0009).
 """
 
 from __future__ import annotations

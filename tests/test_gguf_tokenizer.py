@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(gguf is None, reason='needs pip install "dlite-a
 TEXTS = [
     "def add(a, b):\n    return a + b  # 12345 + 6.789e10\n",
     "I'll say it's DON'T\r\n\r\n  \t  x\n\n\n",
-    "café caf\u0065\u0301 naïve Ünïcödé 中文字符 한국어 العربية \U0001f9d1\u200d\U0001f4bb",
+    "café re\u0301sume\u0301 naïve Ünïcödé 中文字符 한국어 العربية \U0001f9d1\u200d\U0001f4bb",
     "  leading,  double  and trailing  ",
     "<|im_start|>user\nhello<|im_end|>\n<tool_call>\n{}\n</tool_call><think>",
     "snake_case camelCase HTTPServer2 v1.2.3-rc4 https://a.b/c?d=e&f#g",
