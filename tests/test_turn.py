@@ -127,6 +127,9 @@ def test_rows_of_all_forwards_are_accounted_for(load: Load) -> None:
     for s in stats:
         # one bonus token a round, but none behind an accepted stop token
         assert s.completion_tokens in (s.rounds + s.accepted_tokens + n for n in (0, 1))
+        assert sum(s.drafted_by.values()) == s.drafted_tokens
+        assert sum(s.accepted_by.values()) == s.accepted_tokens
+        assert set(s.drafted_by) == set(s.accepted_by) <= {"lookup"}
 
 
 def test_two_interleaved_agents_prefill_nothing_twice(load: Load) -> None:
