@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from dlite_agent.bench.report import BenchResult
 from dlite_agent.cli import bench
 from dlite_agent.cli.main import main
 from tests.tiny_checkpoint import write_checkpoint
@@ -14,30 +15,32 @@ def test_a_bench_prints_its_conditions_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = str(write_checkpoint(tmp_path / "model"))
-    options = [
-        "--model",
-        folder,
-        "--repeats",
-        "2",
-        "--dtype",
-        "float32",
-        "--quick",
-        "--concurrency",
-        "2",
-    ]
-    assert main(["bench", "step", *options]) == 0
+    options = ["--model", folder, "--repeats", "2", "--dtype", "float32", "--quick"]
+    assert main(["bench", "attention", *options]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("=== step\nprocessor")
-    assert "ours_ms" in shown
-    assert main(["bench", *options, "--json", "--csv", str(tmp_path / "csv")]) == 0
+    assert shown.startswith("=== attention\nprocessor")
+    assert "cached" in shown
+    named = ["step", "attention"]
+    assert main(["bench", *named, *options, "--json", "--csv", str(tmp_path / "csv")]) == 0
     shown, told = capsys.readouterr()
     results = json.loads(shown)
-    assert set(results) == set(bench.BENCHES)
+    assert list(results) == named
     step = results["step"]
     assert step["conditions"]["model"] == folder
     assert len(step["rows"]) > 1
     assert (tmp_path / "csv" / "step.csv").is_file()
     assert "step.csv" in told
+
+
+def test_all_are_run_where_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = {
+        name: ("", lambda arguments, name=name: BenchResult(name, "", {}, [])) for name in "ab"
+    }
+    monkeypatch.setattr(bench, "BENCHES", quick)
+    assert main(["bench", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
