@@ -112,7 +112,7 @@ def test_digits_are_seen_alone_as_the_model_was_trained(tokenizer: CheckpointTok
 def test_text_survives_but_for_the_bytes_that_the_vocabulary_lacks(
     tokenizer: CheckpointTokenizer,
 ) -> None:
-    text = "def f(x):\n\treturn x*2  # caf\u00e9 \u4e2d\u6587 \U0001f9d1 \x00\x7f"
+    text = "def f(x):\n\treturn x*2  # na\u00efve \u4e2d\u6587 \U0001f9d1 \x00\x7f"
     assert tokenizer.decode(tokenizer.encode_untrusted(text)) == text
     assert tokenizer.decode(tokenizer.encode_untrusted("a\x04b")) == "ab"
 
