@@ -127,32 +127,16 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
     where = resolve_device(device)
     source = open_source(model, revision)
     config = _accept(source, rope_scaling)
-    if max_context is not None and max_context > config.max_position_embeddings:
-        raise ConfigurationError(
-            f"max_context={max_context} exceeds the {config.max_position_embeddings} positions "
-            f"that {model!r} was made for; lower it, leave it out, or stretch the positions with "
-            "rope_scaling"
-        )
+    _check_context(config, max_context, model)
     folder = source.fetch(progress)
     num_weights = sum(math.prod(shape) for shape in weight_shapes(config).values())
     kind = resolve_dtype("bfloat16" if quantize and dtype == "auto" else dtype, where, num_weights)
     weights_bytes = loaded_bytes(config, kind.itemsize, quantize)
-    stored = f"{source.stored}, " if source.stored is not None else ""
     free_bytes = free_memory_bytes(where)
     if weights_bytes > free_bytes:
-        raise CapacityError(
-            f"the weights of {model!r} ({stored}{quantize or kind} once loaded) take "
-            f"{weights_bytes} bytes, but {free_bytes} are free on {str(where)!r}; use a smaller "
-            "model or dtype, or quantize='int8'"
-        )
-    logger.info(
-        "loading weights model=%s stored=%s bytes=%d dtype=%s quantize=%s",
-        model,
-        source.stored or "safetensors",
-        weights_bytes,
-        kind,
-        quantize,
-    )
+        raise _no_room(source, f"{quantize or kind}", weights_bytes, free_bytes)
+    told = (model, source.stored or "safetensors", weights_bytes, quantize or kind)
+    logger.info("loading weights model=%s stored=%s bytes=%d kept_as=%s", *told)
     reader = WeightReader(stored_weights(folder, config, model), config, model, progress)
     kv_bytes = (free_bytes - weights_bytes) // 4 if max_kv_bytes is None else max_kv_bytes
     target = DenseTransformer(
@@ -167,6 +151,25 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
         "loaded model=%s dtype=%s device=%s kv_bytes=%d", model, kind, where, target.pool.max_bytes
     )
     return target
+
+
+def _no_room(
+    source: CheckpointSource, kept_as: str, weights_bytes: int, free_bytes: int
+) -> CapacityError:
+    stored = f"{source.stored}, " if source.stored is not None else ""
+    return CapacityError(
+        f"the weights of {source.name!r} ({stored}{kept_as} once loaded) take {weights_bytes} "
+        f"bytes, but {free_bytes} are free; use a smaller model or dtype, or quantize='int8'"
+    )
+
+
+def _check_context(config: TargetConfig, max_context: int | None, model: str) -> None:
+    if max_context is not None and max_context > config.max_position_embeddings:
+        raise ConfigurationError(
+            f"max_context={max_context} exceeds the {config.max_position_embeddings} positions "
+            f"that {model!r} was made for; lower it, leave it out, or stretch the positions with "
+            "rope_scaling"
+        )
 
 
 def sampling_defaults(path: Path) -> SamplingParams:
