@@ -27,6 +27,7 @@ VERBS = {
     "chat": "talk to a model in the terminal",
     "doctor": "what this machine can run, and whether it can run MODEL",
     "bench": "measure, and say under which conditions",
+    "train": "make a DLite drafter for a model, from transcripts of agents",
 }
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""
 

@@ -1,0 +1,152 @@
+"""The recipe of nano's DLite drafter: capture the world once, then align.
+
+`python -m dlite_agent.nano.drafter_train --out DIR --work DIR` works in `--work` and writes the
+drafter's folder to `--out`. Run the same command again to go on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from dlite_agent.models.dlite_config import DLiteConfig
+from dlite_agent.models.dlite_files import write_dlite
+from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
+from dlite_agent.nano.drafter_data import capture_world, world_transcripts
+from dlite_agent.training.capture import capture
+from dlite_agent.training.frozen import FrozenEnds
+from dlite_agent.training.records import Records
+from dlite_agent.training.simulate import simulate
+from dlite_agent.training.trainer import Aligner, AlignOptions
+
+__all__ = ["DrafterRecipe", "main"]
+
+logger = logging.getLogger(__name__)
+
+_HELDOUT_SEED = 77_001
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterRecipe:
+    """What a run is made of.
+
+    Attributes:
+        num_records: Captured records.
+        steps: Optimizer steps.
+        batch_size: Records of a step.
+        learning_rate: Peak.
+        num_layers: Of the backbone.
+        intermediate_size: Width of its SwiGLU.
+        rank: Of the sequential head.
+        seed: Of data, weights and batches.
+        num_heldout: Conversations that checkpoints are measured on.
+    """
+
+    num_records: int = 450_000
+    steps: int = 8_000
+    batch_size: int = 512
+    learning_rate: float = 2e-3
+    num_layers: int = 2
+    intermediate_size: int = 640
+    rank: int = 64
+    seed: int = 1
+    num_heldout: int = 60
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m dlite_agent.nano.drafter_train", description=__doc__
+    )
+    recipe = DrafterRecipe()
+    parser.add_argument("--out", type=Path, required=True, help="folder of the drafter")
+    parser.add_argument("--work", type=Path, required=True, help="folder of records and state")
+    parser.add_argument("--model", default="nano", help="nano or a folder with its tokenizer")
+    parser.add_argument("--minutes", type=float, help="stop after so long; run again to go on")
+    parser.add_argument("--compile", action="store_true", help="compile a step (C++ compiler)")
+    parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
+    for name, value in asdict(recipe).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Capture and train, or go on, and write the drafter that there is."""
+    options = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    recipe = DrafterRecipe(**{name: getattr(options, name) for name in asdict(DrafterRecipe())})
+    folder = resolve_checkpoint(options.model)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with load_target(options.model, dtype="float32", max_kv_bytes=64 * 2**20) as target:
+        config = DLiteConfig.for_target(
+            target.config,
+            fingerprint(folder),
+            num_taps=target.config.num_layers,
+            num_layers=recipe.num_layers,
+            intermediate_size=recipe.intermediate_size,
+            rank=recipe.rank,
+        )
+        records = capture_world(
+            target, tokenizer, options.work, num_records=recipe.num_records, seed=recipe.seed
+        )
+        transcripts = world_transcripts(tokenizer, _HELDOUT_SEED, "heldout")
+        heldout = Records.join(
+            [
+                part
+                for part in (
+                    capture(target, next(transcripts), config.taps)
+                    for _ in range(recipe.num_heldout)
+                )
+                if part is not None
+            ]
+        )
+        ends = FrozenEnds.of(target)
+    aligner = Aligner(options.work / "align", config, _align_options(recipe), ends)
+    if options.compile:
+        aligner.compile()
+
+    def write(now: Aligner) -> None:
+        measured = simulate(now.student, ends, heldout)
+        logger.info(
+            "step=%d heldout_tau=%.3f slots=%s",
+            now.place.step,
+            measured.tau,
+            " ".join(f"{share:.2f}" for share in measured.per_slot),
+        )
+        told = {
+            "recipe": asdict(recipe),
+            "step": now.place.step,
+            "loss": now.place.loss,
+            "num_records": len(records),
+            "heldout": asdict(measured),
+            "heldout_is": "the oracle's conversations with held-out names, teacher-forced",
+            "torch": torch.__version__,
+        }
+        write_dlite(options.out, config, now.weights, told)
+
+    seconds = None if options.minutes is None else options.minutes * 60
+    is_complete = aligner.run(records, max_s=seconds, on_state=write)
+    write(aligner)
+    logger.info("wrote out=%s complete=%s", options.out, is_complete)
+    return 0
+
+
+def _align_options(recipe: DrafterRecipe) -> AlignOptions:
+    return AlignOptions(
+        steps=recipe.steps,
+        batch_size=recipe.batch_size,
+        learning_rate=recipe.learning_rate,
+        seed=recipe.seed,
+        save_every_s=180.0,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

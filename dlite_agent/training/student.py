@@ -1,0 +1,197 @@
+"""DLite while it learns: the computation of `models.dlite_network`, batched, with gradients.
+
+Tensors carry the checkpoint's names. `tests/training` holds this forward equal to the drafter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dlite_agent.models.dlite_config import DLiteConfig, dlite_shapes
+from dlite_agent.models.dlite_network import position_waves
+
+__all__ = ["Student", "StudentInput", "new_weights"]
+
+Embed = Callable[[Tensor], Tensor]
+
+
+class StudentInput(NamedTuple):
+    """N records.
+
+    Attributes:
+        taps: [N, T, P, E], raw residual streams, the newest position last.
+        anchor_ids: [N] int64.
+        previous_ids: [N, B] int64: the token before each slot; the first is the anchor.
+        positions: [N] int64, of the anchors.
+    """
+
+    taps: Tensor
+    anchor_ids: Tensor
+    previous_ids: Tensor
+    positions: Tensor
+
+
+def new_weights(
+    config: DLiteConfig, generator: torch.Generator, final_norm: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Initial weights, float32.
+
+    Outputs of layers and of the head start at zero, so that at first the final norm sees the
+    embedding and nothing else.
+
+    Args:
+        config: Shape.
+        generator: Source of all randomness.
+        final_norm: Gain of the target's final norm, [E]: the scale that its head expects.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, shape in dlite_shapes(config).items():
+        if name.endswith("norm.weight"):
+            weights[name] = torch.ones(shape)
+        elif name.endswith(("o_proj.weight", "down_proj.weight", "head.bias", "out_proj.weight")):
+            weights[name] = torch.zeros(shape)
+        else:
+            std = 0.5 if name.endswith("embedding.weight") else shape[-1] ** -0.5
+            weights[name] = torch.randn(shape, generator=generator) * std
+    if final_norm is not None:
+        weights["norm.weight"] = final_norm.detach().to(torch.float32).clone()
+    return weights
+
+
+class Student:
+    """The network over named tensors.
+
+    Args:
+        config: Its shape.
+        weights: All of `dlite_shapes`; used in place.
+        embed: The target's embedding, frozen; ids of any shape to [..., E].
+    """
+
+    def __init__(self, config: DLiteConfig, weights: Mapping[str, Tensor], embed: Embed) -> None:
+        self.config = config
+        self.weights = weights
+        self._embed = embed
+        angles = torch.arange(1, config.block_size + 1).unsqueeze(1) * (
+            config.rope_theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
+        )  # [B, D/2]
+        angles = torch.cat([angles, angles], dim=-1)
+        self._cos, self._sin = angles.cos(), angles.sin()
+
+    def states(self, given: StudentInput) -> Tensor:
+        """Slots' states after the head's correction, [N, B, E]: what the vocabulary projects."""
+        hidden = self.backbone(given)
+        if self.config.head == "none":
+            return hidden
+        return hidden + self.correction(hidden, given.previous_ids)
+
+    def backbone(self, given: StudentInput) -> Tensor:
+        """Slots' states before the head, [N, B, E]."""
+        context = self._context(given)
+        anchors = self._embed(given.anchor_ids).unsqueeze(1)  # [N, 1, E]
+        slots = self.weights["slot_embedding.weight"]
+        x = torch.cat(
+            [slots[:1] + anchors, slots[1:].expand(anchors.shape[0], -1, -1)], dim=1
+        )  # [N, B, E]
+        for index in range(self.config.num_layers):
+            x = self._decoder_layer(f"layers.{index}.", x, context)
+        return self._norm(x, "norm.weight")
+
+    def correction(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
+        """U·g of all slots with the given tokens before them, [N, B, E]."""
+        of_token = self.token_part(previous_ids)  # [N, B, 2r or r]
+        if self.config.head == "token":
+            return functional.linear(of_token, self.weights["head.out_proj.weight"])
+        of_hidden = self.hidden_part(hidden)
+        states: list[Tensor] = []
+        for slot in range(hidden.shape[1]):
+            previous = states[-1] if states else None
+            states.append(self.step(of_hidden[:, slot], of_token[:, slot], previous))
+        return functional.linear(torch.stack(states, dim=1), self.weights["head.out_proj.weight"])
+
+    def token_part(self, token_ids: Tensor) -> Tensor:
+        """What tokens [...] bring to the cell, [..., 2r]; to a token head g itself, [..., r]."""
+        return functional.linear(self._embed(token_ids), self.weights["head.token_proj.weight"])
+
+    def hidden_part(self, hidden: Tensor) -> Tensor:
+        """What slots' states [..., E] bring to the head's cell, [..., 2r]."""
+        bias = self.weights["head.bias"]
+        return functional.linear(hidden, self.weights["head.hidden_proj.weight"], bias)
+
+    def step(self, of_hidden: Tensor, of_token: Tensor, previous: Tensor | None) -> Tensor:
+        """One gated step, [N, r]; see `drafters.block_head.RecurrentCell`."""
+        if self.config.head == "token":
+            return of_token
+        total = of_hidden + of_token
+        if previous is not None:
+            total = total + functional.linear(previous, self.weights["head.state_proj.weight"])
+        gate, candidate = total.float().chunk(2, dim=-1)
+        keep, candidate = gate.sigmoid(), candidate.tanh()
+        if previous is None:
+            return candidate - keep * candidate
+        return candidate + keep * (previous - candidate)
+
+    def _context(self, given: StudentInput) -> Tensor:
+        """Context tokens, [N, n, E]."""
+        config = self.config
+        taps = given.taps.transpose(1, 2).flip(1)  # [N, P, T, E], newest first
+        normed = self._norm(taps, "context_norm.weight")
+        if config.composition == "feature":
+            normed = normed.flatten(2).unsqueeze(2)
+        context = functional.linear(normed, self.weights["context_proj.weight"]).flatten(1, 2)
+        context = context + self.weights["context_embedding.weight"][: context.shape[1]]
+        if config.position_feature == "none":
+            return context
+        matrix = self.weights["position_proj.weight"]
+        waves = position_waves(given.positions).to(matrix.dtype)
+        token = functional.linear(waves, matrix).unsqueeze(1)
+        return torch.cat([context, token + self.weights["position_embedding.weight"]], dim=1)
+
+    def _decoder_layer(self, prefix: str, x: Tensor, context: Tensor) -> Tensor:
+        config, weights = self.config, self.weights
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        y = self._norm(x, f"{prefix}input_layernorm.weight")
+        both = torch.cat([context.to(y.dtype), y], dim=1)  # [N, n + B, E]
+        q = self._heads(y, f"{attention}q_proj.weight")
+        keys = self._heads(both, f"{attention}k_proj.weight")
+        values = self._heads(both, f"{attention}v_proj.weight")
+        q = self._rotate(self._norm(q, f"{attention}q_norm.weight"))
+        keys = self._norm(keys, f"{attention}k_norm.weight")
+        start = context.shape[1]
+        keys = torch.cat([keys[:, :, :start], self._rotate(keys[:, :, start:])], dim=2)
+        mixed = _attend(q, keys, values, config.num_kv_heads)
+        x = x + functional.linear(mixed, weights[f"{attention}o_proj.weight"])
+        y = self._norm(x, f"{prefix}post_attention_layernorm.weight")
+        gate = functional.linear(y, weights[f"{mlp}gate_proj.weight"])
+        up = functional.linear(y, weights[f"{mlp}up_proj.weight"])
+        return x + functional.linear(functional.silu(gate) * up, weights[f"{mlp}down_proj.weight"])
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """[N, S, E] to [N, heads, S, D]."""
+        heads = functional.linear(x, self.weights[name])
+        return heads.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        """RMSNorm over the last dimension, in float32 or wider."""
+        x = x if x.dtype == torch.float64 else x.float()
+        scale = x.square().mean(dim=-1, keepdim=True).add(self.config.rms_norm_eps).rsqrt()
+        return x * scale * self.weights[name]
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        low, high = x.chunk(2, dim=-1)
+        cos, sin = self._cos.to(x.dtype), self._sin.to(x.dtype)
+        return x * cos + torch.cat([-high, low], dim=-1) * sin
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int) -> Tensor:
+    """Attention of all to all: q [N, H, B, D] over [N, K, S, D], to [N, B, H·D]."""
+    num, heads, block, dim = q.shape
+    q = q.reshape(num * num_kv_heads, -1, dim)  # [N·K, G·B, D]
+    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+    scores = torch.bmm(q, keys.transpose(1, 2)).mul(dim**-0.5).softmax(dim=-1)
+    mixed = torch.bmm(scores.to(values.dtype), values)
+    return mixed.view(num, heads, block, dim).transpose(1, 2).reshape(num, block, -1)
