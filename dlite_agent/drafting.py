@@ -5,18 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.controller import Controller, Source
 from dlite_agent.decoding.load import Load
+from dlite_agent.drafters.dlite import load_dlite
 from dlite_agent.drafters.drafter import Drafter, DraftState
-from dlite_agent.drafters.load import load_drafter
+from dlite_agent.drafters.load import (
+    drafter_beside,
+    drafter_folder,
+    explain_drafter,
+    load_drafter,
+)
 from dlite_agent.drafters.suffix import SuffixState
 from dlite_agent.drafters.workspace import Workspace
-from dlite_agent.errors import CapacityError
+from dlite_agent.errors import CapacityError, DrafterMismatchError
+from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
 from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_cost_table
 from dlite_agent.models.target import TargetModel
+from dlite_agent.models.weights import fingerprint as fingerprint_of
+from dlite_agent.models.weights import resolve_checkpoint
 
 __all__ = ["cost_table_of", "make_drafter"]
 
@@ -50,16 +60,34 @@ def make_drafter(
     Raises:
         DrafterMismatchError: There is no drafter of this name, or it does not fit.
     """
+    explain_drafter(config.drafter, target.config)  # a name that nobody has is an error
+    folder = drafter_folder(config.drafter)
+    if folder is not None:
+        return _load_dlite(config, folder, target)
     drafter = load_drafter(config.drafter, target.config, workspace)
     if config.drafter != "auto":
         return drafter
+    sources = [Source(drafter, _match_length)]
+    beside = drafter_beside(resolve_checkpoint(config.model, config.revision))
+    if beside is not None:
+        try:
+            sources.append(Source(_load_dlite(config, beside, target)))
+        except DrafterMismatchError as error:
+            logger.warning("drafter=%s is left out: %s", beside, error)
     return Controller(
-        [Source(drafter, _match_length)],
+        sources,
         cost_table_of(config, target, fingerprint, report),
         load=load,
         clock=None if config.reproducible else time.perf_counter,
-        name=f"auto({drafter.name})",
+        name=f"auto({'+'.join(source.drafter.name for source in sources)})",
     )
+
+
+def _load_dlite(config: EngineConfig, folder: Path, target: TargetModel) -> Drafter:
+    """A DLite drafter for the checkpoint as it is stored, whatever options change in it."""
+    identity = fingerprint_of(resolve_checkpoint(config.model, config.revision))
+    kernels = None if config.audit else load_row_kernels(config.cache_folder())
+    return load_dlite(folder, target, identity, kernels=kernels)
 
 
 def cost_table_of(

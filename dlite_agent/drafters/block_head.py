@@ -133,7 +133,7 @@ class BlockHead:
         self._shortlist = shortlist
 
     def draft(
-        self, base: Tensor, hidden: Tensor, anchor_id: int
+        self, base: Tensor, hidden: Tensor, anchor_id: int, min_chance: float = 0.0
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Choose the best token of each slot, greedily. One host sync.
 
@@ -141,9 +141,11 @@ class BlockHead:
             base: Base logits [k, V] = W·h_k.
             hidden: [k, E].
             anchor_id: The token before slot 0.
+            min_chance: The block ends before the first token with which the product of all shares
+                is below; a block without a correction is not cut.
 
         Returns:
-            k token ids, and the probability of each among its shortlist.
+            At most k token ids, and the probability of each among its shortlist.
         """
         num_slots, vocab_size = base.shape
         count = min(self._shortlist or vocab_size, vocab_size)
@@ -159,7 +161,7 @@ class BlockHead:
         if not self._shortlist:  # in the order of the factor's rows
             scores, ids_of = _host(base), np.broadcast_to(np.arange(vocab_size), base.shape)
         step = self._cell.start(hidden)
-        previous_id, state = anchor_id, None
+        previous_id, state, chance = anchor_id, None, 1.0
         chosen: list[int] = []
         sure: list[float] = []
         for slot in range(num_slots):
@@ -169,9 +171,13 @@ class BlockHead:
             place = int(row.argmax())
             row -= row[place]
             np.exp(row, out=row)
+            share = 1.0 / float(row.sum())
+            chance *= share
+            if chance < min_chance:
+                break
             previous_id = int(ids_of[slot, place])
             chosen.append(previous_id)
-            sure.append(1.0 / float(row.sum()))
+            sure.append(share)
         return tuple(chosen), tuple(sure)
 
     def logits(self, base: Tensor, hidden: Tensor, previous_ids: Sequence[int]) -> Tensor:

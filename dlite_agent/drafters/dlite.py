@@ -21,7 +21,8 @@ from dlite_agent.drafters.block_head import (
     token_rows,
 )
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
-from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.errors import ConfigurationError, DrafterMismatchError
+from dlite_agent.kernels.row_kernels import RowKernels
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import read_dlite
 from dlite_agent.models.dlite_network import DLiteNetwork
@@ -44,9 +45,13 @@ class DLiteDrafter:
         tensors: All of `dlite_shapes(config)`.
         target: What it drafts for; its embedding and head are used in place.
         shortlist: As in `BlockHead`.
+        min_chance: A block ends where the chance of all its tokens to be right, as the drafter sees
+            it, falls below; 0 never cuts.
+        kernels: As in `DLiteNetwork`.
 
     Raises:
         DrafterMismatchError: It was made for a target of another shape.
+        ConfigurationError: It reads more than one position, which the loop does not keep yet.
     """
 
     name = "dlite"
@@ -58,13 +63,25 @@ class DLiteDrafter:
         target: TargetModel,
         *,
         shortlist: int | None = DEFAULT_SHORTLIST,
+        min_chance: float = 0.0,
+        kernels: RowKernels | None = None,
     ) -> None:
         check_shape(config, target.config)
+        if config.context_positions > 1:
+            raise ConfigurationError(
+                f"the drafter reads context_positions={config.context_positions} positions, and "
+                "the decode loop keeps the taps of one; train one with context_positions=1"
+            )
         self.config = config
+        self._min_chance = min_chance
         self.requires = Requires(config.taps, "last")
         self._target = target
         self._network = DLiteNetwork(
-            config, tensors.__getitem__, dtype=target.dtype, device=target.device
+            config,
+            tensors.__getitem__,
+            dtype=target.dtype,
+            device=target.device,
+            kernels=kernels,
         )
         self.head = _make_head(config, tensors, target, shortlist)
 
@@ -96,7 +113,7 @@ class DLiteDrafter:
         anchor = self._target.embed(torch.tensor([pending], device=self._target.device))
         states = self._network.block_states(hidden.states, anchor, position)[:count]
         base = self._target.project(states)
-        token_ids, confidence = self.head.draft(base, states, pending)
+        token_ids, confidence = self.head.draft(base, states, pending, self._min_chance)
         return DraftBlock(token_ids, confidence, self.name)
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
@@ -116,6 +133,8 @@ def load_dlite(
     fingerprint: str,
     *,
     shortlist: int | None = DEFAULT_SHORTLIST,
+    min_chance: float = 0.0,
+    kernels: RowKernels | None = None,
 ) -> DLiteDrafter:
     """Load a drafter from its folder.
 
@@ -124,6 +143,8 @@ def load_dlite(
         target: What it is to draft for.
         fingerprint: Of the target's checkpoint, as it is stored (`models.weights.fingerprint`).
         shortlist: As in `BlockHead`.
+        min_chance: As in `DLiteDrafter`.
+        kernels: As in `DLiteNetwork`.
 
     Raises:
         DrafterMismatchError: It was trained for another target.
@@ -138,7 +159,9 @@ def load_dlite(
             f"{config.target_fingerprint!r}, and this one is {fingerprint!r}: of the same shape, "
             "with other weights; train one for it (dlite-agent train), or use drafter='auto'"
         )
-    return DLiteDrafter(config, tensors, target, shortlist=shortlist)
+    return DLiteDrafter(
+        config, tensors, target, shortlist=shortlist, min_chance=min_chance, kernels=kernels
+    )
 
 
 def check_shape(config: DLiteConfig, target: TargetConfig) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.drafters.workspace import Workspace
-from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.errors import DLiteError, DrafterMismatchError
 from dlite_agent.models.cost_table import MAX_ROWS
+from dlite_agent.models.dlite_files import read_dlite_config
 from dlite_agent.models.target import TargetConfig
 
-__all__ = ["explain_drafter", "load_drafter"]
+__all__ = ["drafter_beside", "drafter_folder", "explain_drafter", "load_drafter"]
 
 _MIN_REACHED = 0.02
 
@@ -24,6 +26,36 @@ _REASONS = {
     "lookup": "lookup: copies what followed the last few tokens, as asked for",
     "suffix": "suffix: copies from all that the session has held, as asked for",
 }
+
+
+_BESIDE = (
+    "suffix and dlite: where they pay; a DLite drafter was made for this checkpoint, and copying "
+    "costs no forward"
+)
+BESIDE_NAME = "drafter"
+"""Folder of the drafter in a checkpoint's own."""
+
+
+def drafter_folder(name: str) -> Path | None:
+    """The folder that `name` is, if it holds a drafter's config."""
+    folder = Path(name)
+    return folder if (folder / "config.json").is_file() else None
+
+
+def drafter_beside(checkpoint: Path | None) -> Path | None:
+    """The DLite drafter in a checkpoint's folder, or None.
+
+    Args:
+        checkpoint: Its folder or GGUF file; None: unknown.
+    """
+    if checkpoint is None:
+        return None
+    folder = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / BESIDE_NAME
+    try:
+        read_dlite_config(folder)
+    except DLiteError:
+        return None
+    return folder
 
 
 def load_drafter(
@@ -49,16 +81,25 @@ def load_drafter(
     return SuffixDrafter(workspace=workspace) if name == "suffix" else LookupDrafter()
 
 
-def explain_drafter(name: str, target_config: TargetConfig) -> str:
-    """Which drafter `load_drafter` makes and why, for a start-up line.
+def explain_drafter(name: str, target_config: TargetConfig, checkpoint: Path | None = None) -> str:
+    """Which drafter an engine makes and why, for a start-up line.
+
+    Args:
+        name: As `EngineConfig.drafter`: one of `load_drafter`'s, or a folder.
+        target_config: The target.
+        checkpoint: Where it lies; None: unknown.
 
     Raises:
         DrafterMismatchError: No drafter has this name.
     """
+    if name == "auto" and drafter_beside(checkpoint) is not None:
+        return _BESIDE
+    if name not in _REASONS and drafter_folder(name) is not None:
+        return f"dlite: {name}, as asked for"
     try:
         return _REASONS[name]
     except KeyError:
         raise DrafterMismatchError(
             f"there is no drafter {name!r} for {target_config.architecture}; "
-            f"use one of {', '.join(map(repr, _REASONS))}"
+            f"use one of {', '.join(map(repr, _REASONS))}, or the folder of a DLite drafter"
         ) from None

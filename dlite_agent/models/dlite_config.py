@@ -39,8 +39,8 @@ class DLiteConfig:
     """Shape of a drafter.
 
     Attributes:
-        target_fingerprint: Of the checkpoint that it was trained for, by `models.weights`; empty: of
-            any checkpoint of this shape, which only a test wants.
+        target_fingerprint: Of the checkpoint that it was trained for, by `models.weights`; empty:
+            of any checkpoint of this shape, which only a test wants.
         vocab_size: V of the target.
         hidden_size: E of the target and of the drafter.
         num_target_layers: L of the target.

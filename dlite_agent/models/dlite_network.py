@@ -17,7 +17,9 @@ from torch.nn import functional
 
 from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
+from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
 from dlite_agent.models.dlite_config import POSITION_FREQUENCIES, DLiteConfig
+from dlite_agent.models.dlite_native import NativeBlock
 from dlite_agent.models.layer_weights import ReadWeight
 from dlite_agent.models.linear import Linear, make_linear
 
@@ -58,10 +60,17 @@ class DLiteNetwork:
         read: Gives a tensor by its name (`dlite_shapes`).
         dtype: Of weights and activations: the target's.
         device: The target's.
+        kernels: Run the layers where they support type and heads; None: torch's operators do.
     """
 
     def __init__(
-        self, config: DLiteConfig, read: ReadWeight, *, dtype: torch.dtype, device: torch.device
+        self,
+        config: DLiteConfig,
+        read: ReadWeight,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: RowKernels | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
@@ -78,6 +87,10 @@ class DLiteNetwork:
         self._floor = _norm_floor(config.hidden_size, config.rms_norm_eps, self._wide, device)
         table = RotaryTable(config.head_dim, config.rope_theta, dtype=self._wide, device=device)
         self._rotation = table.rows(1, config.block_size).clone()
+        shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
+        self._native: NativeBlock | None = None
+        if kernels is not None and kernels.supports(dtype, device, shape):
+            self._native = NativeBlock(kernels, config, self._layers, self._norm, self._rotation)
 
     @property
     def weight_bytes(self) -> int:
@@ -106,6 +119,8 @@ class DLiteNetwork:
         keys, values = self._context.keys_values(taps, position)
         x = self._slots.clone()
         x[:1] += anchor
+        if self._native is not None:
+            return self._native.run(x, keys, values)
         for index, layer in enumerate(self._layers):
             x = self._decoder_layer(layer, x, keys[index], values[index])
         return self._norm(x)

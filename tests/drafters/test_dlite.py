@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.block_head import BlockHead, TokenCell, token_rows
 from dlite_agent.drafters.dlite import DLiteDrafter, load_dlite
 from dlite_agent.drafters.null import NullDrafter
-from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.errors import ConfigurationError, DrafterMismatchError
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import write_dlite
 from dlite_agent.models.target import TargetHidden
@@ -84,6 +85,26 @@ def test_block_is_cut_to_the_budget_and_empty_without_taps() -> None:
     assert cut.token_ids == whole.token_ids[:3]
     assert drafter.propose(None, 5, hidden, 10, NOISE, 0).token_ids == ()
     assert drafter.propose(None, 5, None, 10, NOISE, 7).token_ids == ()
+
+
+def test_block_ends_where_its_chance_falls_too_low() -> None:
+    target = tiny_qwen3()
+    config = dlite_config(target.config)
+    weights = random_weights(config)
+    hidden = taps_of(target, config)
+    whole = DLiteDrafter(config, weights, target).propose(None, 5, hidden, 3, NOISE, 7)
+    chances = [math.prod(whole.confidence[: count + 1]) for count in range(7)]
+    cut = DLiteDrafter(config, weights, target, min_chance=chances[2] * 0.999)
+    block = cut.propose(None, 5, hidden, 3, NOISE, 7)
+    assert block.token_ids == whole.token_ids[:3]
+    never = DLiteDrafter(config, weights, target, min_chance=1.1)
+    assert never.propose(None, 5, hidden, 3, NOISE, 7).token_ids == ()
+
+
+def test_drafter_that_reads_several_positions_is_refused() -> None:
+    target = tiny_qwen3()
+    with pytest.raises(ConfigurationError, match="context_positions=4"):
+        make_drafter(target, context_positions=4)
 
 
 def test_block_depends_on_taps_and_anchor_alone() -> None:
