@@ -15,11 +15,12 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dlite_agent.backend import ChatBackend
+from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.chat.messages import Message
 from dlite_agent.cli.comparison import Comparison, Margin, cold_margin, compare
 from dlite_agent.cli.console import write
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
-from dlite_agent.config import DType, EngineConfig, ReusePolicy
+from dlite_agent.config import DType, EngineConfig, ReusePolicy, SamplingParams
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run", "run_demo"]
 
 MODEL = "nano"
-DEMO_SEED = 3
+DEMO_SEED = 10
 MAX_SHOWN = 400
 """Characters of what the model said; one that repeats itself would fill the screen."""
 
@@ -40,7 +41,7 @@ OpenBackend = Callable[[ReusePolicy], AbstractContextManager[ChatBackend]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument("--seed", type=int, default=DEMO_SEED, help="which held-out task")
-    parser.add_argument("--bugs", type=int, default=2, help="in the repository; 2 by default")
+    parser.add_argument("--bugs", type=int, default=3, help="in the repository; 3 by default")
     parser.add_argument(
         "--size",
         default="large",
@@ -64,12 +65,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.bugs < 1:
         raise ConfigurationError(f"--bugs is {arguments.bugs}; use at least 1")
     require_langchain()
-    report = run_demo(arguments, _opener(arguments), cold_margin(MODEL, arguments.dtype))
+    open_backend = _opener(arguments)
+    _warm_up(open_backend)
+    report = run_demo(arguments, open_backend, cold_margin(MODEL, arguments.dtype))
     if arguments.json:
         from dlite_agent.bench.report import conditions
 
         write(json.dumps(report | {"conditions": conditions()}))
     return 0 if report["solved"] and report["identical"] else 1
+
+
+def _warm_up(open_backend: OpenBackend) -> None:
+    """Pay for a process's first turn (0.5 s of libraries' first calls), which no policy owes."""
+    request = ChatRequest(
+        (Message(role="user", content="hello"),), sampling=SamplingParams(max_tokens=8)
+    )
+    with open_backend("none") as backend:
+        backend.generate(request)
 
 
 def run_demo(

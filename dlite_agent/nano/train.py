@@ -55,7 +55,7 @@ class Recipe:
 
     seed: int = 1
     copy_tokens: int = 600_000
-    world_tokens: int = 24_000_000
+    world_tokens: int = 27_000_000
     matrix_lr: float = 0.02
     other_lr: float = 0.005
     decay: float = 0.7
