@@ -7,9 +7,10 @@ says what its arguments are with one letter a parameter: `i` a positive integer,
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
-__all__ = ["TEMPLATES", "Template"]
+__all__ = ["TEMPLATES", "Template", "draw_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +164,33 @@ _LINES = _TABLE.strip().splitlines()
 
 TEMPLATES: tuple[Template, ...] = tuple(map(_parse, _LINES[::2], _LINES[1::2]))
 """Every kind of function, with its bugs."""
+
+
+def _text(rng: random.Random) -> str:
+    letters = "abcdefghiklmnoprstuwy"
+    return "".join(rng.choice(letters) for _ in range(rng.randint(3, 5)))
+
+
+def draw_arguments(rng: random.Random, template: Template) -> tuple[object, ...]:
+    """Draw the arguments of a call, one a parameter, of the kinds that the template names."""
+    values: list[object] = []
+    for kind in template.kinds:
+        if kind == "i":
+            top = 5 if template.name == "power" else 4 if "v" in template.kinds else 12
+            again = values and isinstance(values[-1], int) and rng.random() < 0.3
+            values.append(values[-1] if again else rng.randint(2, top))
+        elif kind == "v":
+            values.append([] if rng.random() < 0.1 else rng.sample(range(1, 10), rng.randint(3, 4)))
+        elif kind == "s" and template.name == "strip":
+            values.append(" " * rng.randint(1, 2) + _text(rng) + " ")
+        else:
+            values.append(_text(rng))
+    if template.name == "starts" and rng.random() < 0.7:
+        values[1] = str(values[0])[:2]
+    if template.name == "ends" and rng.random() < 0.7:
+        values[1] = str(values[0])[-2:]
+    if template.name == "within" and rng.random() < 0.7:
+        values[0] = str(values[1])[1:]
+    if template.name in {"upper", "lower"}:
+        values[0] = str(values[0]).title()
+    return tuple(values)

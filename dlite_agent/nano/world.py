@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dlite_agent.nano.bugs import TEMPLATES, Template
+from dlite_agent.nano.bugs import TEMPLATES, Template, draw_arguments
 from dlite_agent.nano.names import Split, pick_words
 
 __all__ = [
@@ -224,35 +224,6 @@ def _evaluate(expression: str, parameters: tuple[str, ...], arguments: tuple[obj
     return repr(value)
 
 
-def _text(rng: random.Random) -> str:
-    letters = "abcdefghiklmnoprstuwy"
-    return "".join(rng.choice(letters) for _ in range(rng.randint(3, 5)))
-
-
-def _arguments(rng: random.Random, template: Template) -> tuple[object, ...]:
-    values: list[object] = []
-    for kind in template.kinds:
-        if kind == "i":
-            top = 5 if template.name == "power" else 4 if "v" in template.kinds else 12
-            again = values and isinstance(values[-1], int) and rng.random() < 0.3
-            values.append(values[-1] if again else rng.randint(2, top))
-        elif kind == "v":
-            values.append([] if rng.random() < 0.1 else rng.sample(range(1, 10), rng.randint(3, 4)))
-        elif kind == "s" and template.name == "strip":
-            values.append(" " * rng.randint(1, 2) + _text(rng) + " ")
-        else:
-            values.append(_text(rng))
-    if template.name == "starts" and rng.random() < 0.7:
-        values[1] = str(values[0])[:2]
-    if template.name == "ends" and rng.random() < 0.7:
-        values[1] = str(values[0])[-2:]
-    if template.name == "within" and rng.random() < 0.7:
-        values[0] = str(values[1])[1:]
-    if template.name in {"upper", "lower"}:
-        values[0] = str(values[0]).title()
-    return tuple(values)
-
-
 def make_function(
     rng: random.Random, split: Split, name: str, *, broken: bool
 ) -> tuple[Function, str]:
@@ -274,7 +245,7 @@ def _checks_of(rng: random.Random, path: str, function: Function) -> list[Check]
     checks: list[Check] = []
     for index in range(1 if rng.random() < 0.8 else 2):
         for _ in range(60):
-            arguments = _arguments(rng, function.template)
+            arguments = draw_arguments(rng, function.template)
             right = _evaluate(function.right, function.parameters, arguments)
             written = _evaluate(function.written, function.parameters, arguments)
             tells = function.right == function.written or index > 0 or right != written
