@@ -62,7 +62,7 @@ test: $(VENV)/.installed-dev
 ifdef TESTS
 	$(BIN)/python -m pytest $(TESTS)
 else
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=
 	set -e; for part in 'chat/*' 'sessions/*' 'decoding/*' 'drafters/*' errors.py; do \
 	  echo "branch coverage of dlite_agent/$$part, at least 95 %:"; \
 	  $(BIN)/python -m coverage report --include="dlite_agent/$$part" --fail-under=95; \

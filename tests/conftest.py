@@ -18,6 +18,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
+if "PYTEST_XDIST_WORKER" in os.environ:  # one core each: the threads of two workers would spin
+    os.environ["OMP_NUM_THREADS"] = "1"
 # Cost tables go here and not into the user's cache: one for each model and suite.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dlite-agent-tests-")
 

@@ -47,6 +47,9 @@ _ABOUT = (
 )
 
 
+Row = dict[str, str | int | float | None]
+
+
 @dataclass(eq=False)
 class _Reader:
     """Notes when rounds of a turn came."""
@@ -111,7 +114,7 @@ def bench_throughput(
             f"concurrency is {list(concurrency)!r}; use numbers of turns, at least 1"
         )
     num_tokens = _QUICK_TOKENS if is_quick else _TOKENS
-    found: list[dict[str, str | int | float | None]] = []
+    found: list[Row] = []
     baseline: dict[int, float] = {}
     info = None
     for drafter in drafters:
@@ -126,18 +129,8 @@ def bench_throughput(
                 rate = statistics.median(run.tokens_per_s for run in runs)
                 first = first or rate
                 baseline.setdefault(count, rate)
-                found.append(
-                    {
-                        "concurrency": count,
-                        "drafter": drafter,
-                        "tokens_per_s": round(rate, 1),
-                        "to_one": round(rate / first, 2),
-                        "to_null": round(rate / baseline[count], 2),
-                        "tau": round(statistics.median(run.tau for run in runs), 2),
-                        "wait": round(statistics.median(run.wait for run in runs), 2),
-                        "wait_prefill": round(statistics.median(r.mixed_wait for r in runs), 2),
-                    }
-                )
+                ratios = rate / first, rate / baseline[count]
+                found.append(_row(count, drafter, runs, ratios))
     assert info is not None
     told = conditions(
         model=model,
@@ -152,6 +145,20 @@ def bench_throughput(
         repeats=repeats,
     )
     return BenchResult("throughput", _ABOUT, told, found)
+
+
+def _row(concurrency: int, drafter: str, runs: Sequence[_Run], ratios: tuple[float, float]) -> Row:
+    """Medians of some runs, with their rate over one turn's and over plain decoding's."""
+    return {
+        "concurrency": concurrency,
+        "drafter": drafter,
+        "tokens_per_s": round(statistics.median(run.tokens_per_s for run in runs), 1),
+        "to_one": round(ratios[0], 2),
+        "to_null": round(ratios[1], 2),
+        "tau": round(statistics.median(run.tau for run in runs), 2),
+        "wait": round(statistics.median(run.wait for run in runs), 2),
+        "wait_prefill": round(statistics.median(run.mixed_wait for run in runs), 2),
+    }
 
 
 def _silent(stage: str, fraction: float) -> None:

@@ -162,12 +162,8 @@ class Session:
         with self._running("sync"):
             num_before = len(self.token_ids)
             common = common_prefix_length(self.token_ids, prompt)
-            if common < self.last_turn_start and not in_place:
-                raise SessionError(
-                    f"session {self.session_id!r} shares {common} tokens with the prompt, but its "
-                    f"last turn starts at {self.last_turn_start}; fork it at {common}, or use "
-                    "in_place=True"
-                )
+            if not in_place:
+                self._check_last_turn(common)
             # [0, cached) kept · [cached, len(prompt)) prefilled now
             cached = min(common, self.kv.length, len(prompt) - 1)
             yield Pause("prefill")
@@ -328,6 +324,14 @@ class Session:
             self._operation = None
             if not self._is_closed:
                 self._state.truncate_to(len(self.token_ids))
+
+    def _check_last_turn(self, common: int) -> None:
+        if common < self.last_turn_start:
+            raise SessionError(
+                f"session {self.session_id!r} shares {common} tokens with the prompt, but its "
+                f"last turn starts at {self.last_turn_start}; fork it at {common}, or use "
+                "in_place=True"
+            )
 
     def _check_length(self, length: int) -> None:
         if not 0 <= length <= len(self.token_ids):

@@ -73,12 +73,6 @@ class TestNano(ChatModelIntegrationTests):
         params = {**self.chat_model_params, "enable_thinking": True, "max_tokens": 256}
         return _ask(self.chat_model_class(**params), [HumanMessage("Hello")], stream=stream)
 
-    @pytest.mark.xfail(
-        reason="stop strings are not supported yet", raises=UnsupportedParameterError
-    )
-    def test_stop_sequence(self, model: BaseChatModel) -> None:
-        super().test_stop_sequence(model)
-
     @forced
     def test_structured_few_shot_examples(
         self, model: BaseChatModel, my_adder_tool: BaseTool
