@@ -76,37 +76,39 @@ class RecurrentCell:
     def __init__(
         self, token_row: TokenRow, hidden_proj: Tensor, state_proj: Tensor, bias: Tensor
     ) -> None:
+        rank = state_proj.shape[1]
+        # σ(x) = (1 + tanh(x / 2)) / 2, so that one tanh serves both halves
+        half = torch.ones(2 * rank, 1, device=bias.device)
+        half[:rank] = 0.5
         self._token_row = token_row
-        self._hidden_proj = hidden_proj.t().contiguous()
-        self._bias = bias
-        self._state_proj = np.ascontiguousarray(_host(state_proj).T)  # [r, 2r]
-        self._rank = state_proj.shape[1]
-        half = np.ones(2 * self._rank, dtype=np.float32)
-        half[: self._rank] = 0.5  # σ(x) = (1 + tanh(x / 2)) / 2: one tanh for both halves
-        self._half = half
+        self._half = _host(half)[:, 0]
+        self._hidden_proj = (hidden_proj * half).t().contiguous()
+        self._bias = bias * half[:, 0]
+        self._state_proj = np.ascontiguousarray(_host(state_proj * half).T)  # [r, 2r]
+        self._rank = rank
 
     def start(self, hidden: Tensor) -> Callable[[int, int, Numbers | None], Numbers]:
         """C·h + b of all slots in one product."""
         kind = self._hidden_proj.dtype
         of_hidden = _host(torch.addmm(self._bias, hidden.to(kind), self._hidden_proj))
-        rank = self._rank
+        rank, half = self._rank, self._half
 
         def step(slot: int, previous_id: int, previous: Numbers | None) -> Numbers:
-            total = of_hidden[slot] + self._token_row(previous_id)
+            total = self._token_row(previous_id) * half
+            total += of_hidden[slot]
             if previous is not None:
                 total += previous @ self._state_proj
-            total *= self._half
             np.tanh(total, out=total)
-            candidate = total[rank:]
-            keep = total[:rank]
-            keep += 1.0
-            keep *= 0.5
+            keep, candidate = total[:rank], total[rank:]  # keep = 2z - 1
             if previous is None:
                 keep *= candidate
-                return candidate - keep
-            keep *= previous - candidate
-            keep += candidate
-            return keep
+                candidate -= keep
+            else:
+                keep *= previous - candidate
+                candidate += keep
+                candidate += previous
+            candidate *= 0.5
+            return candidate
 
         return step
 
@@ -142,7 +144,7 @@ class BlockHead:
             hidden: [k, E].
             anchor_id: The token before slot 0.
             min_chance: The block ends before the first token with which the product of all shares
-                is below; a block without a correction is not cut.
+                is below.
 
         Returns:
             At most k token ids, and the probability of each among its shortlist.
@@ -152,7 +154,9 @@ class BlockHead:
         best = torch.topk(base, count, dim=-1, sorted=False)
         scores, candidates = _host(best.values), best.indices
         if self._factor is None or self._cell is None:
-            return _choose_all(scores, candidates.cpu().numpy())
+            places = scores.argmax(axis=1, keepdims=True)
+            ids = np.take_along_axis(candidates.cpu().numpy(), places, axis=1)[:, 0].tolist()
+            return _cut(ids, _shares(scores), min_chance)
         rows = (
             self._factor.index_select(0, candidates.view(-1)) if self._shortlist else self._factor
         )
@@ -161,24 +165,16 @@ class BlockHead:
         if not self._shortlist:  # in the order of the factor's rows
             scores, ids_of = _host(base), np.broadcast_to(np.arange(vocab_size), base.shape)
         step = self._cell.start(hidden)
-        previous_id, state, chance = anchor_id, None, 1.0
+        previous_id, state = anchor_id, None
         chosen: list[int] = []
-        sure: list[float] = []
+        corrected = np.empty_like(scores)
         for slot in range(num_slots):
             state = step(slot, previous_id, state)
-            row = factors[slot if self._shortlist else 0] @ state
+            row = np.matmul(factors[slot if self._shortlist else 0], state, out=corrected[slot])
             row += scores[slot]
-            place = int(row.argmax())
-            row -= row[place]
-            np.exp(row, out=row)
-            share = 1.0 / float(row.sum())
-            chance *= share
-            if chance < min_chance:
-                break
-            previous_id = int(ids_of[slot, place])
+            previous_id = int(ids_of[slot, row.argmax()])
             chosen.append(previous_id)
-            sure.append(share)
-        return tuple(chosen), tuple(sure)
+        return _cut(chosen, _shares(corrected), min_chance)
 
     def logits(self, base: Tensor, hidden: Tensor, previous_ids: Sequence[int]) -> Tensor:
         """Corrected logits [k, V] float32 where the tokens before each slot are given."""
@@ -214,13 +210,23 @@ def token_rows(weight: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: in
     return row
 
 
-def _choose_all(
-    scores: Numbers, ids_of: npt.NDArray[np.int64]
+def _shares(scores: Numbers) -> list[float]:
+    """Probability of the best of each row, among the row."""
+    scores = scores - scores.max(axis=1, keepdims=True)
+    shares: list[float] = (1.0 / np.exp(scores).sum(axis=1)).tolist()
+    return shares
+
+
+def _cut(
+    token_ids: list[int], shares: list[float], min_chance: float
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    places = scores.argmax(axis=1)
-    slots = np.arange(scores.shape[0])
-    shares = np.exp(scores - scores[slots, places][:, None]).sum(axis=1)
-    return tuple(ids_of[slots, places].tolist()), tuple((1.0 / shares).tolist())
+    """The tokens before the first with which the product of all shares is below `min_chance`."""
+    chance = 1.0
+    for count, share in enumerate(shares):
+        chance *= share
+        if chance < min_chance:
+            return tuple(token_ids[:count]), tuple(shares[:count])
+    return tuple(token_ids), tuple(shares)
 
 
 def _host(tensor: Tensor) -> Numbers:

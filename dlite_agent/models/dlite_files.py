@@ -84,6 +84,7 @@ def write_dlite(
     }
     part = folder / f"{WEIGHTS_NAME}.part"
     save_file(kept, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # safetensors keeps it to the user
     part.replace(folder / WEIGHTS_NAME)
     for name, content in (("provenance.json", provenance), (CONFIG_NAME, config.to_json())):
         part = folder / f"{name}.part"
