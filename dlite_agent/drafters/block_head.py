@@ -201,11 +201,11 @@ def token_rows(weight: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: in
     if 4 * vocab_size * weight.shape[0] <= _MAX_TABLE_BYTES:
         all_ids = torch.arange(vocab_size, device=weight.device)
         table = _host(embed(all_ids).to(weight.dtype) @ transposed)
-        return table.__getitem__  # type: ignore[return-value]  # a row of it
+        return table.__getitem__
 
     def row(token_id: int) -> Numbers:
         ids = torch.tensor([token_id], device=weight.device)
-        return _host(torch.mm(embed(ids).to(transposed.dtype), transposed))[0]
+        return _host(torch.mm(embed(ids).to(transposed.dtype), transposed)[0])
 
     return row
 

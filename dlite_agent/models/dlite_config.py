@@ -147,7 +147,7 @@ class DLiteConfig:
                 f"a DLite drafter has no choice {sorted(unknown)[0]!r}; use one of "
                 f"{', '.join(sorted(field.name for field in fields(cls)))}"
             )
-        return cls(**cast(dict[str, object], made | choices))  # type: ignore[arg-type]  # checked
+        return cls(**(made | choices))  # type: ignore[arg-type]  # checked by __post_init__
 
     @property
     def num_context(self) -> int:
@@ -193,7 +193,7 @@ class DLiteConfig:
             )
         try:
             taps = tuple(cast(list[int], given["taps"]))
-            return cls(**cast(dict[str, object], given | {"taps": taps}))  # type: ignore[arg-type]
+            return cls(**(given | {"taps": taps}))  # type: ignore[arg-type]  # checked by __post_init__
         except (TypeError, ConfigurationError) as error:
             raise UnsupportedCheckpointError(f"{where}: {error}; repair the file") from error
 

@@ -51,7 +51,7 @@ def read_dlite(folder: Path) -> tuple[DLiteConfig, dict[str, Tensor]]:
         )
     tensors: dict[str, Tensor] = {}
     try:
-        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - safetensors
                 tensors[name] = file.get_tensor(name)
     except (SafetensorError, OSError) as error:

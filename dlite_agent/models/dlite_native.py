@@ -7,7 +7,7 @@ of one row whose keys are all of them, so the kernels' causal attention reads th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,14 +20,15 @@ from dlite_agent.models.linear import Linear
 __all__ = ["BlockLayer", "NativeBlock"]
 
 
-class BlockLayer(Protocol):
+@dataclass(frozen=True, slots=True)
+class BlockLayer:
     """What a layer computes with; gains of the norms before a product, times √E, are in it."""
 
-    qkv: Linear
-    head_norm: RMSNorm
-    out: Linear
-    gate_up: Linear
-    down: Linear
+    qkv: Linear  # E -> (H + 2K)·D
+    head_norm: RMSNorm  # [B, H + K, D]; queries are scaled by 1/√D
+    out: Linear  # H·D -> E
+    gate_up: Linear  # E -> 2·ffn
+    down: Linear  # ffn -> E
 
 
 class NativeBlock:

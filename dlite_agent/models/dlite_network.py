@@ -8,7 +8,6 @@ load. Context stands at rotary position 0, where a rotation changes nothing, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -19,9 +18,9 @@ from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
 from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
 from dlite_agent.models.dlite_config import POSITION_FREQUENCIES, DLiteConfig
-from dlite_agent.models.dlite_native import NativeBlock
+from dlite_agent.models.dlite_native import BlockLayer, NativeBlock
 from dlite_agent.models.layer_weights import ReadWeight
-from dlite_agent.models.linear import Linear, make_linear
+from dlite_agent.models.linear import make_linear
 
 __all__ = ["DLiteNetwork", "position_waves"]
 
@@ -39,17 +38,6 @@ def position_waves(positions: Tensor) -> Tensor:
     octaves = 2.0 ** torch.arange(POSITION_FREQUENCIES, device=positions.device)
     angles = share.unsqueeze(-1) * octaves * math.pi
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """What a layer computes with; gains of the norms before a product are in its weight."""
-
-    qkv: Linear  # E -> (H + 2K)·D
-    head_norm: RMSNorm  # [B, H + K, D]; queries are scaled by 1/√D
-    out: Linear  # H·D -> E
-    gate_up: Linear  # E -> 2·ffn
-    down: Linear  # ffn -> E
 
 
 class DLiteNetwork:
@@ -125,7 +113,7 @@ class DLiteNetwork:
             x = self._decoder_layer(layer, x, keys[index], values[index])
         return self._norm(x)
 
-    def _decoder_layer(self, layer: _Layer, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def _decoder_layer(self, layer: BlockLayer, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Map [B, E] to [B, E]; keys and values of the context are [K, n, D]."""
         config, block = self.config, self.config.block_size
         num_heads, num_kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -147,7 +135,7 @@ class DLiteNetwork:
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=self._wide)
         return x.div(length.hypot_(self._floor)).to(self.dtype)
 
-    def _load_layer(self, load: ReadWeight, index: int) -> _Layer:
+    def _load_layer(self, load: ReadWeight, index: int) -> BlockLayer:
         config, prefix = self.config, f"layers.{index}."
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         norm_in = load(f"{prefix}input_layernorm.weight") * config.hidden_size**0.5
@@ -162,7 +150,7 @@ class DLiteNetwork:
             load(f"{attention}k_norm.weight")[order].expand(config.num_kv_heads, -1),
         ]
         gate_up = torch.cat([load(f"{mlp}gate_proj.weight"), load(f"{mlp}up_proj.weight")])
-        return _Layer(
+        return BlockLayer(
             qkv=make_linear(qkv.to(self.dtype)),
             head_norm=RMSNorm(torch.cat(gains), config.rms_norm_eps, self._wide),
             out=make_linear(load(f"{attention}o_proj.weight").to(self.dtype)),

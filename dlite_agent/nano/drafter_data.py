@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from tokenizers import Tokenizer
 
@@ -129,5 +128,5 @@ def _shard(
     while sum(map(len, parts)) < _SHARD_RECORDS:
         part = capture(target, next(transcripts), taps)
         if part is not None:
-            parts.append(cast(Records, part))
+            parts.append(part)
     return Records.join(parts)
