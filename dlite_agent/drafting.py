@@ -60,15 +60,16 @@ def make_drafter(
     Raises:
         DrafterMismatchError: There is no drafter of this name, or it does not fit.
     """
-    explain_drafter(config.drafter, target.config)  # a name that nobody has is an error
-    folder = drafter_folder(config.drafter)
+    checkpoint = resolve_checkpoint(config.model, config.revision)
+    explain_drafter(config.drafter, target.config, checkpoint)  # a name of nobody is an error
+    folder = drafter_folder(config.drafter, checkpoint)
     if folder is not None:
         return _load_dlite(config, folder, target)
     drafter = load_drafter(config.drafter, target.config, workspace)
     if config.drafter != "auto":
         return drafter
     sources = [Source(drafter, _match_length)]
-    beside = drafter_beside(resolve_checkpoint(config.model, config.revision))
+    beside = drafter_beside(checkpoint)
     if beside is not None:
         try:
             sources.append(Source(_load_dlite(config, beside, target)))

@@ -59,6 +59,20 @@ def test_drafter_beside_the_checkpoint_is_asked_too(checkpoint: Path) -> None:
         assert explain_drafter("auto", target.config, checkpoint).startswith("suffix and dlite")
 
 
+def test_drafter_that_is_there_for_those_who_name_it(checkpoint: Path) -> None:
+    with pytest.raises(DrafterMismatchError, match="there is no drafter 'dlite'"):
+        make(checkpoint, "dlite")
+    put_drafter(checkpoint / "dlite", checkpoint, fingerprint(checkpoint))
+    assert isinstance(make(checkpoint, "dlite"), DLiteDrafter)
+    assert make(checkpoint, "auto").name == "auto(suffix)"
+
+
+def test_nanos_drafter_fits_nano() -> None:
+    drafter = make(Path("nano"), "dlite")
+    assert isinstance(drafter, DLiteDrafter)
+    assert make(Path("nano"), "auto").name == "auto(suffix)"
+
+
 def test_drafter_of_another_checkpoint_is_refused_or_left_out(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -123,7 +123,7 @@ def inspect_model(
         rope_limit=rope_limit,
         rope_scaling=str(shape.rope_scaling) if is_stretched else "",
         advice=_advice(shape, fits, default_context, per_token),
-        drafters=_drafters(shape),
+        drafters=_drafters(shape, config),
     )
 
 
@@ -158,7 +158,11 @@ def _advice(shape: TargetConfig, fits: int, default_context: int, per_token: int
     return advice
 
 
-def _drafters(config: TargetConfig) -> dict[str, str]:
+def _drafters(shape: TargetConfig, config: EngineConfig) -> dict[str, str]:
     from dlite_agent.drafters.load import explain_drafter
+    from dlite_agent.models.checkpoint_source import FolderSource, open_source
 
-    return {name: explain_drafter(name, config) for name in ("auto", "suffix", "lookup", "null")}
+    source = open_source(config.model, config.revision)
+    checkpoint = source.fetch(None) if isinstance(source, FolderSource) else None
+    names = ("auto", "suffix", "lookup", "null")
+    return {name: explain_drafter(name, shape, checkpoint) for name in names}

@@ -66,7 +66,7 @@ class DLiteDrafter:
         min_chance: float = 0.0,
         kernels: RowKernels | None = None,
     ) -> None:
-        check_shape(config, target.config)
+        _check_shape(config, target.config)
         if config.context_positions > 1:
             raise ConfigurationError(
                 f"the drafter reads context_positions={config.context_positions} positions, and "
@@ -152,7 +152,7 @@ def load_dlite(
         UnsupportedCheckpointError: A file is damaged.
     """
     config, tensors = read_dlite(folder)
-    check_shape(config, target.config)
+    _check_shape(config, target.config)
     if config.target_fingerprint not in ("", fingerprint):
         raise DrafterMismatchError(
             f"the drafter {str(folder)!r} was trained for the checkpoint "
@@ -164,7 +164,7 @@ def load_dlite(
     )
 
 
-def check_shape(config: DLiteConfig, target: TargetConfig) -> None:
+def _check_shape(config: DLiteConfig, target: TargetConfig) -> None:
     """See that a drafter reads and writes in the target's dimensions.
 
     Raises:

@@ -33,24 +33,33 @@ _BESIDE = (
     "costs no forward"
 )
 BESIDE_NAME = "drafter"
-"""Folder of the drafter in a checkpoint's own."""
+"""Folder, in a checkpoint's own, of the drafter that `auto` asks."""
 
 
-def drafter_folder(name: str) -> Path | None:
-    """The folder that `name` is, if it holds a drafter's config."""
+def drafter_folder(name: str, checkpoint: Path | None = None) -> Path | None:
+    """The folder of the drafter that `name` is, or None.
+
+    Args:
+        name: A folder, or `"dlite"`: the one in the checkpoint's folder, which may be there only
+            for those who name it.
+        checkpoint: As in `drafter_beside`.
+    """
+    if name == "dlite":
+        return drafter_beside(checkpoint) or drafter_beside(checkpoint, name)
     folder = Path(name)
     return folder if (folder / "config.json").is_file() else None
 
 
-def drafter_beside(checkpoint: Path | None) -> Path | None:
+def drafter_beside(checkpoint: Path | None, name: str = BESIDE_NAME) -> Path | None:
     """The DLite drafter in a checkpoint's folder, or None.
 
     Args:
         checkpoint: Its folder or GGUF file; None: unknown.
+        name: Of the drafter's folder.
     """
     if checkpoint is None:
         return None
-    folder = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / BESIDE_NAME
+    folder = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / name
     try:
         read_dlite_config(folder)
     except DLiteError:
@@ -94,12 +103,13 @@ def explain_drafter(name: str, target_config: TargetConfig, checkpoint: Path | N
     """
     if name == "auto" and drafter_beside(checkpoint) is not None:
         return _BESIDE
-    if name not in _REASONS and drafter_folder(name) is not None:
+    if name not in _REASONS and drafter_folder(name, checkpoint) is not None:
         return f"dlite: {name}, as asked for"
     try:
         return _REASONS[name]
     except KeyError:
         raise DrafterMismatchError(
             f"there is no drafter {name!r} for {target_config.architecture}; "
-            f"use one of {', '.join(map(repr, _REASONS))}, or the folder of a DLite drafter"
+            f"use one of {', '.join(map(repr, _REASONS))}, 'dlite' where the checkpoint has one, "
+            "or the folder of one"
         ) from None

@@ -39,7 +39,7 @@ _THINKING = 0.75
 _SHARD_RECORDS = 30_000
 
 
-def draw(rng: random.Random, split: Split) -> Conversation:
+def _draw(rng: random.Random, split: Split) -> Conversation:
     """Draw a conversation: mostly whole tasks, as agents have them."""
     dialect = rng.choices(list(_DIALECTS), list(_DIALECTS.values()))[0]
     thinking = rng.random() < _THINKING
@@ -75,7 +75,7 @@ def world_transcripts(tokenizer: Tokenizer, seed: int, split: Split) -> Iterator
     while True:
         key = f"drafter/{seed}/{split}/{number}".encode()
         row = encode_conversation(
-            tokenizer, draw(random.Random(hashlib.sha256(key).digest()), split)
+            tokenizer, _draw(random.Random(hashlib.sha256(key).digest()), split)
         )
         ranges = learned_ranges(row.weights)
         if ranges and len(row.ids) <= WIDTHS[-1]:

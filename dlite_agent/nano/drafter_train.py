@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import write_dlite
+from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 from dlite_agent.nano.drafter_data import capture_world, world_transcripts
 from dlite_agent.training.capture import capture
@@ -96,17 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records = capture_world(
             target, tokenizer, options.work, num_records=recipe.num_records, seed=recipe.seed
         )
-        transcripts = world_transcripts(tokenizer, _HELDOUT_SEED, "heldout")
-        heldout = Records.join(
-            [
-                part
-                for part in (
-                    capture(target, next(transcripts), config.taps)
-                    for _ in range(recipe.num_heldout)
-                )
-                if part is not None
-            ]
-        )
+        heldout = _heldout(target, tokenizer, config.taps, recipe.num_heldout)
         ends = FrozenEnds.of(target)
     aligner = Aligner(options.work / "align", config, _align_options(recipe), ends)
     if options.compile:
@@ -136,6 +127,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(aligner)
     logger.info("wrote out=%s complete=%s", options.out, is_complete)
     return 0
+
+
+def _heldout(
+    target: DenseTransformer, tokenizer: Tokenizer, taps: tuple[int, ...], count: int
+) -> Records:
+    transcripts = world_transcripts(tokenizer, _HELDOUT_SEED, "heldout")
+    parts = [capture(target, next(transcripts), taps) for _ in range(count)]
+    return Records.join([part for part in parts if part is not None])
 
 
 def _align_options(recipe: DrafterRecipe) -> AlignOptions:

@@ -83,11 +83,11 @@ def simulate(
         records: Answers that the target itself wrote, greedily.
         min_position: Answers that begin before it are left out.
     """
-    accepted, left = simulate_rounds(student, ends, records, min_position)
+    accepted, left = _simulate_rounds(student, ends, records, min_position)
     return Acceptance.of(accepted, left, student.config.block_size)
 
 
-def simulate_rounds(
+def _simulate_rounds(
     student: Student, ends: FrozenEnds, records: Records, min_position: int
 ) -> tuple[Tensor, Tensor]:
     """Tokens that every round accepted, and that its answer had left, [R] int64 both."""
