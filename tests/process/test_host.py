@@ -219,6 +219,7 @@ os.kill(os.getpid(), signal.SIGKILL)
         assert not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.soak  # it is timed, so it wants both cores for itself
 def test_a_spinning_host_does_not_slow_it_down(engine: Engine) -> None:
     def tokens_per_second() -> float:
         stats = [
