@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState, Requires
+from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState
+from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.models.cost_table import CostTable
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
@@ -37,7 +38,7 @@ def uniform(number: int) -> float:
     return (mixed ^ mixed >> 31) / 2**64
 
 
-class ChancySource:
+class ChancySource(NullDrafter):
     """Knows the text, and errs by chance: always in the same way for a position and a slot.
 
     Args:
@@ -47,8 +48,6 @@ class ChancySource:
         max_block: Most tokens to propose.
         seed: Of the errors.
     """
-
-    requires = Requires()
 
     def __init__(
         self,
@@ -73,9 +72,6 @@ class ChancySource:
         """Be asked about another text from now on."""
         self._text, self._seed = text, seed
 
-    def start(self, token_ids: list[int]) -> DraftState | None:
-        return None
-
     def propose(
         self,
         state: DraftState | None,
@@ -93,13 +89,6 @@ class ChancySource:
             luck = uniform((self._seed * 100_003 + position) * 64 + slot)
             block.append(self._text[place] + (luck >= self._chance(place)))
         return DraftBlock(tuple(block), source=self.name)
-
-    def commit(self, state: DraftState | None, token_ids: list[int]) -> None: ...
-
-    def truncate_to(self, state: DraftState | None, length: int) -> None: ...
-
-    def fork(self, state: DraftState | None) -> DraftState | None:
-        return None
 
 
 @dataclass(slots=True)
@@ -154,18 +143,14 @@ class Turn:
         return self
 
 
-class FixedLength:
+class FixedLength(NullDrafter):
     """Always drafts the first k tokens of a source's block."""
 
-    requires = Requires()
     name = "fixed"
 
     def __init__(self, source: ChancySource, length: int) -> None:
         self._source = source
         self._length = length
-
-    def start(self, token_ids: list[int]) -> DraftState | None:
-        return None
 
     def propose(
         self,
@@ -178,10 +163,3 @@ class FixedLength:
     ) -> DraftBlock:
         budget = min(budget, self._length)
         return self._source.propose(state, pending, hidden, position, noise, budget)
-
-    def commit(self, state: DraftState | None, token_ids: list[int]) -> None: ...
-
-    def truncate_to(self, state: DraftState | None, length: int) -> None: ...
-
-    def fork(self, state: DraftState | None) -> DraftState | None:
-        return None
