@@ -32,6 +32,7 @@ __all__ = [
     "closed_error",
     "fresh",
     "notify",
+    "unheard",
 ]
 
 logger = logging.getLogger(__name__)
@@ -218,6 +219,10 @@ def closed_error(name: str) -> ConfigurationError:
 def fresh(error: BaseException) -> BaseException:
     """A copy for each caller, since an exception collects the tracebacks of its raises."""
     return copy.copy(error) if isinstance(error, DLiteError) else error
+
+
+def unheard(stage: str, fraction: float) -> None:
+    """A `Progress` for a load that nobody watches."""
 
 
 def notify(listeners: Iterable[Progress], stage: str, fraction: float) -> None:

@@ -31,6 +31,7 @@ from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 from dlite_agent.sessions.session import Session
+from dlite_agent.tasks import unheard
 from dlite_agent.testing import NoisyDrafter
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
@@ -123,7 +124,7 @@ def _makes(
 ) -> dict[str, Make]:
     def named(name: str) -> Make:
         drafter = make_drafter(
-            EngineConfig(model=model, drafter=name), target, print_, Load(), _quiet
+            EngineConfig(model=model, drafter=name), target, print_, Load(), unheard
         )
         return lambda _: drafter
 
@@ -217,7 +218,3 @@ def _decode(target: DenseTransformer, drafter: Drafter, text: _Text, counts: _Fi
         assert tuple(session.token_ids) == text.token_ids[: text.answers[-1][1]]
     finally:
         session.close()
-
-
-def _quiet(stage: str, fraction: float) -> None:
-    """Nobody watches."""

@@ -31,6 +31,7 @@ from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 from dlite_agent.sessions.session import Session
+from dlite_agent.tasks import unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_overhead"]
@@ -90,7 +91,7 @@ def bench_overhead(
     config, load = EngineConfig(model=model, drafter=drafter), Load()
     with load_target(model, dtype=dtype) as target:
         drafts = _Drafts(
-            target, make_drafter(config, target, fingerprint(folder), load, _quiet), load
+            target, make_drafter(config, target, fingerprint(folder), load, unheard), load
         )
         prose = load_tokenizer(str(folder)).encode_untrusted("\n".join(topics.values()))
         for kind in ("random", "prose"):
@@ -236,7 +237,3 @@ def _interval(ratios: Sequence[float]) -> tuple[float, float]:
         statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES)
     )
     return medians[int(0.025 * _RESAMPLES)], medians[int(0.975 * _RESAMPLES) - 1]
-
-
-def _quiet(stage: str, fraction: float) -> None:
-    """Nobody watches."""

@@ -30,7 +30,7 @@ from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.weights import fingerprint, resolve_checkpoint
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.service import ModelService, load_service
-from dlite_agent.tasks import Event, Failure, Finished
+from dlite_agent.tasks import Event, Failure, Finished, unheard
 
 __all__ = ["CONCURRENCY", "bench_throughput"]
 
@@ -119,7 +119,7 @@ def bench_throughput(
     info = None
     for drafter in drafters:
         config = EngineConfig(model=model, dtype=dtype, drafter=drafter, max_batch=256)
-        with closing(load_service(config, _silent)) as service:
+        with closing(load_service(config, unheard)) as service:
             service.model.stop_token_ids = frozenset()
             info = service.info
             _measure(service, min(concurrency), num_tokens)
@@ -159,10 +159,6 @@ def _row(concurrency: int, drafter: str, runs: Sequence[_Run], ratios: tuple[flo
         "wait": round(statistics.median(run.wait for run in runs), 2),
         "wait_prefill": round(statistics.median(run.mixed_wait for run in runs), 2),
     }
-
-
-def _silent(stage: str, fraction: float) -> None:
-    """Hears of the loading, and says nothing."""
 
 
 def _measure(service: ModelService, count: int, num_tokens: int) -> _Run:
