@@ -22,12 +22,11 @@ from dlite_agent.bench.report import BenchResult, conditions
 from dlite_agent.config import DType, EngineConfig
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.loop import Round
-from dlite_agent.decoding.steps import Pause, Steps
+from dlite_agent.decoding.steps import run_together
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafting import make_drafter
-from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 from dlite_agent.sessions.session import Session
@@ -168,47 +167,20 @@ def _run(drafts: _Drafts, texts: list[list[int]], num_prompt: int) -> _Run:
             session.sync(text[:num_prompt])
             sessions.append(session)
         prefilled_s = clock()
-        rounds = _decode(
-            drafts,
+        rounds = run_together(
+            target,
             [
                 session.decode_steps(
                     TextSampler(text), StopRules(frozenset(), len(text) - num_prompt)
                 )
                 for session, text in zip(sessions, texts, strict=True)
             ],
+            drafts.load,
         )
         decoded_s = clock()
         for session, text in zip(sessions, texts, strict=True):
             assert session.token_ids == text, "a drafter changed the text"
     return _Run(prefilled_s - started_s, decoded_s - prefilled_s, rounds)
-
-
-def _decode(drafts: _Drafts, turns: list[Steps[Round, None]]) -> list[Round]:
-    """Run turns together, as an engine's scheduler does."""
-    rounds: list[Round] = []
-    wants: dict[int, ForwardRows] = {}
-
-    def resume(number: int, output: TargetOutput | None) -> None:
-        others = [len(rows.token_ids) for other, rows in wants.items() if other != number]
-        drafts.load.set(turns=len(others), rows=sum(others), drafted=sum(others) - len(others))
-        try:
-            step = turns[number].send(output)
-            while isinstance(step, Round | Pause):
-                if isinstance(step, Round):
-                    rounds.append(step)
-                step = turns[number].send(None)
-            wants[number] = step
-        except StopIteration:
-            del wants[number]
-
-    for number in range(len(turns)):
-        resume(number, None)
-    while wants:
-        batch = list(wants)
-        outputs = drafts.target.forward_batch([wants[number] for number in batch])
-        for number, output in zip(batch, outputs, strict=True):
-            resume(number, output)
-    return rounds
 
 
 def _figures(pairs: Sequence[tuple[_Run, _Run]]) -> dict[str, int | float | None]:

@@ -8,14 +8,15 @@ at any of these points leaves its session valid, and so does one into which an e
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, Never, TypeVar
 
+from dlite_agent.decoding.load import Load
 from dlite_agent.models.target import ForwardRows, TargetModel, TargetOutput
 
-__all__ = ["Pause", "Steps", "drive", "next_item", "run_alone"]
+__all__ = ["Pause", "Steps", "drive", "next_item", "run_alone", "run_together"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -99,6 +100,45 @@ def run_alone(target: TargetModel, steps: Steps[Item, Result]) -> Result:
         except StopIteration as done:
             result: Result = done.value
             return result
+
+
+def run_together(
+    target: TargetModel, turns: Sequence[Steps[Item, object]], load: Load
+) -> list[Item]:
+    """Run turns to their ends in shared forwards, as a scheduler does for one batch; no pause.
+
+    Args:
+        target: Computes the rows.
+        turns: Each has a cache of its own. An error of a forward is raised, not thrown into them.
+        load: Set before each step, for whoever drafts.
+
+    Returns:
+        The items, in the order in which they came.
+    """
+    items: list[Item] = []
+    wants: dict[int, ForwardRows] = {}
+
+    def resume(number: int, output: TargetOutput | None) -> None:
+        others = [len(rows.token_ids) for other, rows in wants.items() if other != number]
+        load.set(turns=len(others), rows=sum(others), drafted=sum(others) - len(others))
+        try:
+            step = turns[number].send(output)
+            while not isinstance(step, ForwardRows):
+                if not isinstance(step, Pause):
+                    items.append(step)
+                step = turns[number].send(None)
+            wants[number] = step
+        except StopIteration:
+            wants.pop(number, None)
+
+    for number in range(len(turns)):
+        resume(number, None)
+    while wants:
+        batch = list(wants)
+        outputs = target.forward_batch([wants[number] for number in batch])
+        for number, output in zip(batch, outputs, strict=True):
+            resume(number, output)
+    return items
 
 
 def _forward(

@@ -11,14 +11,13 @@ from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.controller import Controller, Source
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.loop import Round
-from dlite_agent.decoding.steps import Pause, Steps
+from dlite_agent.decoding.steps import run_together
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.models.cost_table import CostTable
-from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
@@ -76,36 +75,6 @@ DRAFTERS = SHARED | OWN
 
 def make_sampler(sampling: str, name: int) -> Sampler:
     return Sampler(SAMPLINGS[sampling], KeyedNoise.derive(1, 0, PROMPTS[name]))
-
-
-def run_together(
-    target: DenseTransformer, turns: list[Steps[Round, None]], load: Load
-) -> list[Round]:
-    """All turns in shared forwards, as the scheduler runs them."""
-    rounds: list[Round] = []
-    wants: dict[int, ForwardRows] = {}
-
-    def resume(number: int, output: TargetOutput | None) -> None:
-        others = [len(rows.token_ids) for other, rows in wants.items() if other != number]
-        load.set(turns=len(others), rows=sum(others), drafted=sum(others) - len(others))
-        try:
-            step = turns[number].send(output)
-            while isinstance(step, Round | Pause):
-                if isinstance(step, Round):
-                    rounds.append(step)
-                step = turns[number].send(None)
-            wants[number] = step
-        except StopIteration:
-            del wants[number]
-
-    for number in range(len(turns)):
-        resume(number, None)
-    while wants:
-        batch = list(wants)
-        outputs = target.forward_batch([wants[number] for number in batch])
-        for number, output in zip(batch, outputs, strict=True):
-            resume(number, output)
-    return rounds
 
 
 def run(
