@@ -24,6 +24,7 @@ from dlite_agent.nano.names import Split
 from dlite_agent.nano.oracle import Transcript, draw_num_bugs, first_failure
 from dlite_agent.nano.tools import SimulatedTools
 from dlite_agent.nano.world import TEST_FILE, Size, Task, make_task
+from dlite_agent.training.conversations import BASH_TOOL
 
 __all__ = [
     "BASH_TOOL",
@@ -36,22 +37,6 @@ __all__ = [
 ]
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-
-BASH_TOOL: dict[str, object] = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "description": "Execute a bash command",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "command": {"type": "string", "description": "The bash command to execute"}
-            },
-            "required": ["command"],
-        },
-    },
-}
-"""As in `minisweagent/models/utils/actions_toolcall.py` (a test compares them)."""
 
 _ISSUES = (
     "The tests of {p} fail. Run them with `python3 run_tests.py` and fix the bug.",

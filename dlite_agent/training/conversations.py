@@ -20,7 +20,7 @@ from dlite_agent.chat.messages import Message, ToolSpec
 from dlite_agent.chat.openai_format import messages_from_openai, tools_from_openai
 from dlite_agent.errors import ConfigurationError, RequestError
 
-__all__ = ["Conversation", "read_conversations"]
+__all__ = ["BASH_TOOL", "Conversation", "read_conversations"]
 
 _SUFFIXES = (".json", ".jsonl", ".traj")
 _SHAREGPT_ROLES = {
@@ -34,7 +34,7 @@ _SHAREGPT_ROLES = {
     "function_response": "tool",
     "observation": "tool",
 }
-_BASH_TOOL: Mapping[str, object] = {
+BASH_TOOL: dict[str, object] = {
     "type": "function",
     "function": {
         "name": "bash",
@@ -48,6 +48,7 @@ _BASH_TOOL: Mapping[str, object] = {
         },
     },
 }
+"""As in `minisweagent/models/utils/actions_toolcall.py` (a test compares them)."""
 """What mini-swe-agent offers its model; its trajectories do not hold it."""
 
 
@@ -149,7 +150,7 @@ def _as_openai(item: Mapping[str, object], where: str) -> tuple[_Messages, _Mess
     if str(item.get("trajectory_format", "")).startswith("mini-swe-agent"):
         calls = any(message.get("tool_calls") for message in messages)
         kept = [message for message in messages if message.get("role") != "exit"]
-        return kept, tools or ([_BASH_TOOL] if calls else None)
+        return kept, tools or ([BASH_TOOL] if calls else None)
     return messages, tools
 
 
