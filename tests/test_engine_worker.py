@@ -37,6 +37,7 @@ class CountingService:
 
     def __init__(self, max_turns: int = 1) -> None:
         self.permissions = threading.Semaphore(0)
+        self.additions = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
         self.num_steps = 0
         self.is_closed = False
@@ -57,6 +58,7 @@ class CountingService:
 
     def add(self, request: ChatRequest, ticket: Ticket) -> None:
         self.turns.append((request, ticket, 0))
+        self.additions.release()
 
     def step(self) -> None:
         if not self.permissions.acquire(timeout=0.01) and not self._is_any_over():
@@ -109,7 +111,7 @@ class Reader:
         self.events.put(event)
 
     def next(self) -> Event:
-        return self.events.get(timeout=10)
+        return self.events.get(timeout=60)
 
 
 def test_nothing_starts_before_it_is_needed(worker: Worker, service: CountingService) -> None:
@@ -237,6 +239,8 @@ def test_turns_are_added_while_others_run_and_in_the_order_in_which_they_came() 
     cancels = []
     for number, reader in enumerate(readers):
         cancels.append(worker.submit(turn(session_hint=str(number)), reader))
+    for _ in range(3):  # a step that began with fewer turns would not serve them all
+        assert service.additions.acquire(timeout=60)
     service.permissions.release()
     for reader in readers[:3]:
         assert reader.next() == GenerationChunk(token_ids=(0,))
