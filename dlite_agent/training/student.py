@@ -6,6 +6,7 @@ Tensors carry the checkpoint's names. `tests/training` holds this forward equal 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from dlite_agent.models.dlite_config import DLiteConfig, dlite_shapes
 from dlite_agent.models.dlite_network import position_waves
+from dlite_agent.training.block_layers import BlockLayers, BlockShape, History, rms_norm
 
 __all__ = ["Student", "StudentInput", "new_weights"]
 
@@ -76,11 +78,9 @@ class Student:
         self.config = config
         self.weights = weights
         self._embed = embed
-        angles = torch.arange(1, config.block_size + 1).unsqueeze(1) * (
-            config.rope_theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
-        )  # [B, D/2]
-        angles = torch.cat([angles, angles], dim=-1)
-        self._cos, self._sin = angles.cos(), angles.sin()
+        names = (field.name for field in fields(BlockShape))
+        shape = BlockShape(**{name: getattr(config, name) for name in names})
+        self._layers = BlockLayers(shape, weights)
 
     def states(self, given: StudentInput) -> Tensor:
         """Slots' states after the head's correction, [N, B, E]: what the vocabulary projects."""
@@ -89,17 +89,15 @@ class Student:
             return hidden
         return hidden + self.correction(hidden, given.previous_ids)
 
-    def backbone(self, given: StudentInput) -> Tensor:
-        """Slots' states before the head, [N, B, E]."""
+    def backbone(self, given: StudentInput, history: History | None = None) -> Tensor:
+        """Slots' states before the head, [N, B, E]; only a teacher has a history."""
         context = self._context(given)
         anchors = self._embed(given.anchor_ids).unsqueeze(1)  # [N, 1, E]
         slots = self.weights["slot_embedding.weight"]
         x = torch.cat(
             [slots[:1] + anchors, slots[1:].expand(anchors.shape[0], -1, -1)], dim=1
         )  # [N, B, E]
-        for index in range(self.config.num_layers):
-            x = self._decoder_layer(f"layers.{index}.", x, context)
-        return self._norm(x, "norm.weight")
+        return self._norm(self._layers.run(x, context, history), "norm.weight")
 
     def correction(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
         """U·g of all slots with the given tokens before them, [N, B, E]."""
@@ -151,47 +149,5 @@ class Student:
         token = functional.linear(waves, matrix).unsqueeze(1)
         return torch.cat([context, token + self.weights["position_embedding.weight"]], dim=1)
 
-    def _decoder_layer(self, prefix: str, x: Tensor, context: Tensor) -> Tensor:
-        config, weights = self.config, self.weights
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        y = self._norm(x, f"{prefix}input_layernorm.weight")
-        both = torch.cat([context.to(y.dtype), y], dim=1)  # [N, n + B, E]
-        q = self._heads(y, f"{attention}q_proj.weight")
-        keys = self._heads(both, f"{attention}k_proj.weight")
-        values = self._heads(both, f"{attention}v_proj.weight")
-        q = self._rotate(self._norm(q, f"{attention}q_norm.weight"))
-        keys = self._norm(keys, f"{attention}k_norm.weight")
-        start = context.shape[1]
-        keys = torch.cat([keys[:, :, :start], self._rotate(keys[:, :, start:])], dim=2)
-        mixed = _attend(q, keys, values, config.num_kv_heads)
-        x = x + functional.linear(mixed, weights[f"{attention}o_proj.weight"])
-        y = self._norm(x, f"{prefix}post_attention_layernorm.weight")
-        gate = functional.linear(y, weights[f"{mlp}gate_proj.weight"])
-        up = functional.linear(y, weights[f"{mlp}up_proj.weight"])
-        return x + functional.linear(functional.silu(gate) * up, weights[f"{mlp}down_proj.weight"])
-
-    def _heads(self, x: Tensor, name: str) -> Tensor:
-        """[N, S, E] to [N, heads, S, D]."""
-        heads = functional.linear(x, self.weights[name])
-        return heads.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
-
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        """RMSNorm over the last dimension, in float32 or wider."""
-        x = x if x.dtype == torch.float64 else x.float()
-        scale = x.square().mean(dim=-1, keepdim=True).add(self.config.rms_norm_eps).rsqrt()
-        return x * scale * self.weights[name]
-
-    def _rotate(self, x: Tensor) -> Tensor:
-        low, high = x.chunk(2, dim=-1)
-        cos, sin = self._cos.to(x.dtype), self._sin.to(x.dtype)
-        return x * cos + torch.cat([-high, low], dim=-1) * sin
-
-
-def _attend(q: Tensor, keys: Tensor, values: Tensor, num_kv_heads: int) -> Tensor:
-    """Attention of all to all: q [N, H, B, D] over [N, K, S, D], to [N, B, H·D]."""
-    num, heads, block, dim = q.shape
-    q = q.reshape(num * num_kv_heads, -1, dim)  # [N·K, G·B, D]
-    keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-    scores = torch.bmm(q, keys.transpose(1, 2)).mul(dim**-0.5).softmax(dim=-1)
-    mixed = torch.bmm(scores.to(values.dtype), values)
-    return mixed.view(num, heads, block, dim).transpose(1, 2).reshape(num, block, -1)
+        return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
