@@ -22,6 +22,7 @@ class ChatRequest:
         tools: What the model may call.
         sampling: Unset fields come from the checkpoint.
         session_hint: Where to look first (a thread id, a prompt cache key). Never proof.
+        tenant: Whose request it is. Nothing that one tenant sent or got is reused for another.
         template_kwargs: Extra variables of the chat template, e.g. `{"enable_thinking": False}`.
         history: Overrides the engine's mode for this call; None keeps it.
         stop: Strings that end the content; no part of it. Thoughts and calls are not searched.
@@ -34,6 +35,7 @@ class ChatRequest:
     tools: tuple[ToolSpec, ...] = ()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     session_hint: str | None = None
+    tenant: str = ""
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     history: HistoryMode | None = None
     stop: tuple[str, ...] = ()

@@ -47,6 +47,7 @@ class PrefixRequest:
         owned_ids: Sessions that it proved to know.
         answer_rows: KV rows that the answer is expected to need.
         drops_answers: It may take the place of an earlier answer to the same prompt.
+        tenant: It finds sessions of this tenant only.
     """
 
     prompt: list[int]
@@ -55,6 +56,7 @@ class PrefixRequest:
     owned_ids: Set[str]
     answer_rows: int
     drops_answers: bool = True
+    tenant: str = ""
 
     @property
     def num_planned(self) -> int:

@@ -31,6 +31,7 @@ class SessionInfo:
         is_busy: A turn runs on it.
         waits_for_tool: Its last turn ended in a tool call, less than five minutes ago.
         idle_s: Seconds since its last turn ended; 0 while one runs.
+        tenant: Whose it is.
     """
 
     session_id: str
@@ -39,6 +40,7 @@ class SessionInfo:
     is_busy: bool
     waits_for_tool: bool
     idle_s: float
+    tenant: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +55,7 @@ class Resident:
         turn_start: Where the answer of its last turn begins.
         released_at: When its last turn ended, in seconds of the store's clock.
         ended_in_call: That turn ended in a tool call.
+        tenant: Whose it is; nobody else finds it.
     """
 
     session: Session
@@ -62,6 +65,7 @@ class Resident:
     turn_start: int = 0
     released_at: float = 0.0
     ended_in_call: bool = False
+    tenant: str = ""
 
     def is_waiting(self, now: float) -> bool:
         """Whether a tool's result is still expected."""
@@ -126,6 +130,7 @@ class Resident:
             is_busy=is_busy,
             waits_for_tool=not is_busy and self.is_waiting(now),
             idle_s=0.0 if is_busy else now - self.released_at,
+            tenant=self.tenant,
         )
 
 

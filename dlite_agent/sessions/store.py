@@ -88,7 +88,7 @@ class SessionStore:
         """Bytes of KV in use; a page that several sessions share counts once."""
         return self._pool.used_bytes
 
-    def acquire(
+    def acquire(  # noqa: PLR0913  # all that decides which session it is
         self,
         prompt_ids: Sequence[int],
         *,
@@ -97,6 +97,7 @@ class SessionStore:
         turn_start: int | None = None,
         answer_rows: int = 1,
         drops_answers: bool = True,
+        tenant: str = "",
     ) -> tuple[Session, Origin]:
         """Claim the session from which this prompt costs the fewest tokens; `release` it after.
 
@@ -114,6 +115,7 @@ class SessionStore:
             answer_rows: KV rows that the answer is expected to need.
             drops_answers: It may take the place of an earlier answer to the same prompt. One of
                 several answers must not.
+            tenant: Whose request it is; no other tenant's session is looked at.
 
         Returns:
             The session, busy, and why it or its donor was chosen: `tool_call` when `in_place_ids`
@@ -125,7 +127,7 @@ class SessionStore:
             CapacityError: The prompt does not fit, whatever may be evicted; nothing was evicted.
         """
         request = make_request(prompt_ids, hint_session_id, in_place_ids, answer_rows)
-        request = replace(request, drops_answers=drops_answers)
+        request = replace(request, drops_answers=drops_answers, tenant=tenant)
         donor, common = self._longest_prefix(request)
         if donor is None:
             return self._begin(self._open_new(request), request, 0, turn_start), "cold"
@@ -133,22 +135,24 @@ class SessionStore:
         entry = self._take_or_fork(donor, common, request)
         return self._begin(entry, request, common, turn_start), origin
 
-    def acquire_new(self, prompt_ids: Sequence[int], *, answer_rows: int = 1) -> Session:
+    def acquire_new(
+        self, prompt_ids: Sequence[int], *, answer_rows: int = 1, tenant: str = ""
+    ) -> Session:
         """Claim an empty session, whatever others hold; else as `acquire`."""
-        request = make_request(prompt_ids, answer_rows=answer_rows)
+        request = replace(make_request(prompt_ids, answer_rows=answer_rows), tenant=tenant)
         return self._begin(self._open_new(request), request, 0, None)
 
-    def coming_prefix(self, prompt_ids: Sequence[int]) -> ComingPrefix | None:
+    def coming_prefix(self, prompt_ids: Sequence[int], tenant: str = "") -> ComingPrefix | None:
         """The longest prefix that a running turn will hold soon, if waiting for it saves prefill.
 
         To be asked before `acquire` by whoever can wait: a fork of it costs pages only.
         """
-        request = make_request(prompt_ids)
+        request = replace(make_request(prompt_ids), tenant=tenant)
         _, best = self._longest_prefix(request)
         best += _WORTH_WAITING - 1
         coming = None
         for entry in self._entries.values():
-            if not entry.session.busy:
+            if not entry.session.busy or entry.tenant != tenant:
                 continue
             promised = entry.trail.common_prefix(request.trail, more_than=best)
             promised = min(promised, len(request.prompt) - 1)
@@ -247,11 +251,12 @@ class SessionStore:
     def _search_order(self, request: PrefixRequest) -> Iterator[Resident]:
         named = dict.fromkeys((*sorted(request.owned_ids), request.hint_id))
         for session_id in named:
-            if session_id in self._entries:
-                yield self._entries[session_id]
-        for session_id in reversed(self._entries):
-            if session_id not in named:
-                yield self._entries[session_id]
+            entry = self._entries.get(session_id) if session_id is not None else None
+            if entry is not None and entry.tenant == request.tenant:
+                yield entry
+        for session_id, entry in reversed(self._entries.items()):
+            if session_id not in named and entry.tenant == request.tenant:
+                yield entry
 
     def _may_take_over(self, entry: Resident, common: int, request: PrefixRequest) -> bool:
         """Whether a session may be rewound to `common` tokens, rather than forked there.
@@ -293,14 +298,13 @@ class SessionStore:
         if in_place:
             self._make_room(request.need(lambda rows: pages_to_grow(session.kv, kept, rows), donor))
             return donor
-        return self._enter(session.fork(kept, session_id=_new_id()))
+        return self._enter(session.fork(kept, session_id=_new_id()), request.tenant)
 
     def _open_new(self, request: PrefixRequest) -> Resident:
         self._make_room(request.need(num_pages))
         chunk, session_id = self._prefill_chunk, _new_id()
-        return self._enter(
-            Session(self._target, self._drafter, session_id=session_id, prefill_chunk=chunk)
-        )
+        session = Session(self._target, self._drafter, session_id=session_id, prefill_chunk=chunk)
+        return self._enter(session, request.tenant)
 
     def _begin(
         self, entry: Resident, request: PrefixRequest, common: int, turn_start: int | None
@@ -313,8 +317,8 @@ class SessionStore:
         self._touch(entry)
         return entry.session
 
-    def _enter(self, session: Session) -> Resident:
-        entry = Resident(session, TokenTrail(session.token_ids))
+    def _enter(self, session: Session, tenant: str) -> Resident:
+        entry = Resident(session, TokenTrail(session.token_ids), tenant=tenant)
         self._entries[session.session_id] = entry
         return entry
 

@@ -230,6 +230,25 @@ def test_only_a_named_session_is_rewound_further_and_none_that_waits(
     assert second.origin == names[named]
 
 
+@pytest.mark.parametrize("how", ["prefix", "hint_session_id", "in_place_ids"])
+def test_nobody_finds_the_tokens_of_another_tenant(store: SessionStore, how: str) -> None:
+    theirs = run(store, ids(1, 300), tenant="them")
+    session_id = theirs.session.session_id
+    named: dict[str, dict[str, Any]] = {
+        "prefix": {},
+        "hint_session_id": {"hint_session_id": session_id},
+        "in_place_ids": {"in_place_ids": {session_id}},
+    }
+    ours = run(store, ids(1, 300), tenant="us", **named[how])
+    assert (ours.origin, ours.prefilled) == ("cold", 300)
+    assert [info.tenant for info in store.sessions()] == ["them", "us"]
+    assert not set(ours.session.kv.pages) & set(theirs.session.kv.pages)
+    session, _ = store.acquire(ids(2, 300), tenant="them")
+    assert store.coming_prefix(ids(2, 300), "us") is None
+    assert store.coming_prefix(ids(2, 300), "them") is not None
+    store.release(session)
+
+
 def test_pending_token_is_nobodys_loss(store: SessionStore) -> None:
     first = run(store, ids(1, 60), tool=True)
     turn = run(store, first.token_ids[:-1] + ids(2, 5))
