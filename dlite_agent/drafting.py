@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlite_agent.config import EngineConfig
+from dlite_agent.decoding.asking_cost import frozen_asking_s, measure_asking_s
 from dlite_agent.decoding.controller import Controller, Source
 from dlite_agent.decoding.load import Load
-from dlite_agent.drafters.dlite import load_dlite
+from dlite_agent.drafters.dlite import DLiteDrafter, load_dlite
 from dlite_agent.drafters.drafter import Drafter, DraftState
 from dlite_agent.drafters.load import (
     drafter_beside,
@@ -72,7 +73,7 @@ def make_drafter(
     beside = drafter_beside(checkpoint)
     if beside is not None:
         try:
-            sources.append(Source(_load_dlite(config, beside, target)))
+            sources.append(_dlite_source(config, beside, target))
         except DrafterMismatchError as error:
             logger.warning("drafter=%s is left out: %s", beside, error)
     return Controller(
@@ -84,7 +85,17 @@ def make_drafter(
     )
 
 
-def _load_dlite(config: EngineConfig, folder: Path, target: TargetModel) -> Drafter:
+def _dlite_source(config: EngineConfig, folder: Path, target: TargetModel) -> Source:
+    """With what a block costs: measured, or by its bytes where no clock may decide."""
+    drafter = _load_dlite(config, folder, target)
+    if config.reproducible:
+        return Source(drafter, asking_s=frozen_asking_s(drafter.block_bytes))
+    asking_s = measure_asking_s(drafter, target)
+    logger.info("measured drafter=%s block_ms=%.3f", drafter.name, asking_s * 1e3)
+    return Source(drafter, asking_s=asking_s)
+
+
+def _load_dlite(config: EngineConfig, folder: Path, target: TargetModel) -> DLiteDrafter:
     """A DLite drafter for the checkpoint as it is stored, whatever options change in it."""
     identity = fingerprint_of(resolve_checkpoint(config.model, config.revision))
     kernels = None if config.audit else load_row_kernels(config.cache_folder())

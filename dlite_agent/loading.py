@@ -12,6 +12,7 @@ from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.load import explain_drafter
 from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
@@ -47,6 +48,7 @@ class LoadedModel:
         config: How it was loaded.
         target: The model; owns weights and KV pool.
         drafter: Shared by all sessions.
+        drafter_reason: Which one it is, and why.
         tokenizer: The checkpoint's, with its template.
         renderer: Messages to ids.
         sessions: KV of earlier turns.
@@ -69,6 +71,7 @@ class LoadedModel:
     config: EngineConfig
     target: DenseTransformer
     drafter: Drafter
+    drafter_reason: str
     tokenizer: CheckpointTokenizer
     renderer: Renderer
     sessions: SessionStore
@@ -174,6 +177,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         config=config,
         target=target,
         drafter=drafter,
+        drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
         renderer=renderer,
         sessions=SessionStore(target, drafter, prefill_chunk=config.prefill_chunk),

@@ -57,7 +57,7 @@ class TurnStats:
         sampling: The resolved sampling parameters: temperature, top_k, top_p, max_tokens, and those
             others that do something.
         is_thought_cut: The thinking budget was spent, and a thought was closed for the model.
-        drafter: Which drafter ran.
+        drafter: Which drafter ran, and why.
         notes: Oddities that the caller may want to know, once each, for a person.
     """
 

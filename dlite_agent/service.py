@@ -12,9 +12,7 @@ from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.steps import drive
-from dlite_agent.drafters.load import explain_drafter
 from dlite_agent.loading import LoadedModel, load_model
-from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.scheduler import Scheduler, TurnSteps
 from dlite_agent.tasks import (
@@ -55,9 +53,7 @@ class ModelService:
         self.info = EngineInfo(
             model=config.model,
             max_context=model.max_context,
-            drafter=explain_drafter(
-                config.drafter, target.config, resolve_checkpoint(config.model, config.revision)
-            ),
+            drafter=model.drafter_reason,
             dtype=str(target.dtype).removeprefix("torch."),
             device=str(target.device),
             max_kv_bytes=target.pool.max_bytes,

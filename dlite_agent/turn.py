@@ -171,7 +171,7 @@ class _Turn:
         kept = record.kept(model.tokenizer.encode_untrusted)
         model.known.add(prompt.token_ids, keys, kept.token_ids)
         self._remember(parsed, kept)
-        stats = record.stats(parsed, model.drafter.name, self._contention_notes())
+        stats = record.stats(parsed, model.drafter_reason, self._contention_notes())
         _log(stats, parsed.finish_reason)
         if finish == "cancelled":
             return

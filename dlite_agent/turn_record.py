@@ -130,7 +130,7 @@ class TurnRecord:
 
         Args:
             parsed: Its answer.
-            drafter: Which drafter ran.
+            drafter: Which drafter ran, and why.
             notes: For a person, beside those of prompt and answer.
         """
         prompt, sampling = self.admitted.prompt, self.admitted.sampling

@@ -18,6 +18,7 @@ from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import write_dlite
 from dlite_agent.models.weights import fingerprint, load_target
+from dlite_agent.tasks import unheard
 from tests.dlite_models import random_weights
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -59,18 +60,34 @@ def test_drafter_beside_the_checkpoint_is_asked_too(checkpoint: Path) -> None:
         assert explain_drafter("auto", target.config, checkpoint).startswith("suffix and dlite")
 
 
-def test_drafter_that_is_there_for_those_who_name_it(checkpoint: Path) -> None:
+def test_drafter_that_lies_beside_can_be_named_too(checkpoint: Path) -> None:
     with pytest.raises(DrafterMismatchError, match="there is no drafter 'dlite'"):
         make(checkpoint, "dlite")
-    put_drafter(checkpoint / "dlite", checkpoint, fingerprint(checkpoint))
+    put_drafter(checkpoint / BESIDE_NAME, checkpoint, fingerprint(checkpoint))
     assert isinstance(make(checkpoint, "dlite"), DLiteDrafter)
-    assert make(checkpoint, "auto").name == "auto(suffix)"
 
 
-def test_nanos_drafter_fits_nano() -> None:
-    drafter = make(Path("nano"), "dlite")
-    assert isinstance(drafter, DLiteDrafter)
-    assert make(Path("nano"), "auto").name == "auto(suffix)"
+def test_nano_is_drafted_for_by_its_own() -> None:
+    assert isinstance(make(Path("nano"), "dlite"), DLiteDrafter)
+    assert make(Path("nano"), "auto").name == "auto(suffix+dlite)"
+
+
+@pytest.mark.parametrize("is_reproducible", [False, True])
+def test_what_a_block_costs_is_known_before_the_first(
+    checkpoint: Path, is_reproducible: bool
+) -> None:
+    """As measured; by its bytes where nothing measured may decide, the same each time."""
+    put_drafter(checkpoint / BESIDE_NAME, checkpoint, fingerprint(checkpoint))
+    config = EngineConfig(model=str(checkpoint), cache_dir="off", reproducible=is_reproducible)
+    with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
+        made = [make_drafter(config, target, "print", Load(), unheard) for _ in range(2)]
+    costs: list[list[float]] = []
+    for drafter in made:
+        assert isinstance(drafter, Controller)
+        costs.append([asked.asking_s for asked in drafter.asked_sources])
+    looked_up, computed = costs[0]
+    assert 0.0 < looked_up < computed < 1.0
+    assert (costs[0] == costs[1]) is is_reproducible
 
 
 def test_drafter_of_another_checkpoint_is_refused_or_left_out(
@@ -80,5 +97,8 @@ def test_drafter_of_another_checkpoint_is_refused_or_left_out(
     with caplog.at_level(logging.WARNING):
         assert make(checkpoint, "auto").name == "auto(suffix)"
     assert "was trained for the checkpoint" in caplog.text
+    with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
+        told = explain_drafter("auto", target.config, checkpoint)
+    assert told.startswith("suffix: where it pays; the one in dlite/ is left out: ")
     with pytest.raises(DrafterMismatchError, match="was trained for the checkpoint"):
         make(checkpoint, str(checkpoint / BESIDE_NAME))

@@ -82,6 +82,9 @@ class Controller:
             None assumes both, so that nothing that is measured decides (`reproducible=True`).
         name: As the drafter is called in statistics.
 
+    Attributes:
+        asked_sources: The sources, with what is known of each.
+
     Raises:
         ConfigurationError: There is no source.
     """
@@ -101,14 +104,14 @@ class Controller:
         self.costs = costs
         self.load = load if load is not None else Load()
         self._clock = clock
-        self._sources = [AskedSource(source) for source in sources]
+        self.asked_sources = [AskedSource(source) for source in sources]
         self._rounds = RoundClock()
         self._accepted_share = 0.5
 
     @property
     def requires(self) -> Requires:
         """The taps of all sources together."""
-        needed = [asked.source.drafter.requires for asked in self._sources]
+        needed = [asked.source.drafter.requires for asked in self.asked_sources]
         layer_ids = sorted({layer for needs in needed for layer in needs.layer_ids})
         positions = {needs.positions for needs in needed}
         if "all" in positions:
@@ -117,7 +120,7 @@ class Controller:
 
     def start(self, token_ids: list[int]) -> ControllerState:
         """Start every source; nothing is known of the session."""
-        parts = [_Part(asked.source.drafter.start(token_ids)) for asked in self._sources]
+        parts = [_Part(asked.source.drafter.start(token_ids)) for asked in self.asked_sources]
         return ControllerState(parts, len(token_ids))
 
     def propose(
@@ -152,7 +155,7 @@ class Controller:
         own = _own(state)
         own.length += len(token_ids)
         own.unread.extend(token_ids)
-        for part, asked in zip(own.parts, self._sources, strict=True):
+        for part, asked in zip(own.parts, self.asked_sources, strict=True):
             if own.is_verifying:
                 part.record.see(token_ids, asked.counts)
             else:
@@ -176,7 +179,7 @@ class Controller:
             return
         num_read = own.length - len(own.unread)
         del own.unread[max(0, length - num_read) :]
-        for part, asked in zip(own.parts, self._sources, strict=True):
+        for part, asked in zip(own.parts, self.asked_sources, strict=True):
             if length < num_read:
                 asked.source.drafter.truncate_to(part.drafts, length)
             part.record.forget()
@@ -187,14 +190,14 @@ class Controller:
         own = _own(state)
         parts = [
             _Part(asked.source.drafter.fork(part.drafts), part.record.copy())
-            for part, asked in zip(own.parts, self._sources, strict=True)
+            for part, asked in zip(own.parts, self.asked_sources, strict=True)
         ]
         return replace(own, parts=parts, unread=own.unread.copy(), asked=[], sent=None)
 
     def _read(self, own: ControllerState) -> None:
         """Give the sources the ids that they have not seen."""
         if own.unread:
-            for part, asked in zip(own.parts, self._sources, strict=True):
+            for part, asked in zip(own.parts, self.asked_sources, strict=True):
                 asked.source.drafter.commit(part.drafts, own.unread)
             own.unread = []
 
@@ -222,7 +225,7 @@ class Controller:
         block = DraftBlock(
             best.token_ids[: best.length],
             best.confidence[: best.length],
-            self._sources[number].source.drafter.name,
+            best.origin,
         )
         is_whole = best.length == len(best.token_ids) < occasion.budget
         if is_whole and len(own.parts) > 1 and math.prod(best.chances) >= _MIN_REACHED:
@@ -234,14 +237,14 @@ class Controller:
     ) -> tuple[int, Candidate | None]:
         """Ask whoever is worth asking; the candidate that gains most, and whose it is."""
         best_number, best = 0, None
-        for number, (part, asked) in enumerate(zip(own.parts, self._sources, strict=True)):
+        for number, (part, asked) in enumerate(zip(own.parts, self.asked_sources, strict=True)):
             if own.round_number < part.record.wakes_at:
                 continue
             usual_s = asked.usual_gain_s - asked.asking_s
             is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
             if best is not None and usual_s <= best.gain_s and not is_time_to_look:
                 continue
-            if not part.record.settle(own.round_number, prices.plain_s, asked.asking_s):
+            if not _may_ask(own, part, asked, prices):
                 continue
             started_s = self._clock() if self._clock is not None else 0.0
             self._read(own)
@@ -272,24 +275,23 @@ class Controller:
     ) -> DraftBlock:
         """A block with what another source would draft, had the whole block been accepted."""
         block, chances = first
-        for other, (part, asked) in enumerate(zip(own.parts, self._sources, strict=True)):
+        for other, (part, asked) in enumerate(zip(own.parts, self.asked_sources, strict=True)):
             drafter = asked.source.drafter
             if other == number or drafter.requires.layer_ids:
                 continue  # the taps of the block's last token are not there yet
-            if not part.record.settle(own.round_number, prices.plain_s, asked.asking_s):
+            if not _may_ask(own, part, asked, prices):
                 continue
             self._read(own)
             drafter.commit(part.drafts, list(block.token_ids))
             found = asked.ask(part.drafts, part.record, _behind(occasion, block))
             drafter.truncate_to(part.drafts, own.length)
             if found is not None:
-                return self._joined(part.record, drafter.name, (block, chances), found, prices)
+                return self._joined(part.record, (block, chances), found, prices)
         return block
 
     def _joined(
         self,
         record: TrackRecord,
-        name: str,
         first: tuple[DraftBlock, list[float]],
         more: Candidate,
         prices: Prices,
@@ -307,15 +309,14 @@ class Controller:
         end = start + count
         record.stake(end, costs_s[end] - costs_s[start])
         confidence = (*block.confidence, *more.confidence[:count])
-        return DraftBlock(
-            all_ids[:end], confidence if len(confidence) == end else (), f"{block.source}+{name}"
-        )
+        origin = f"{block.source}+{more.origin}"
+        return DraftBlock(all_ids[:end], confidence if len(confidence) == end else (), origin)
 
     def _note_asking(self, asked: list[tuple[int, float]], took_s: float) -> None:
         """Book the host time of a proposal: to each who was asked his own, and a share of ours."""
         ours_s = took_s - sum(theirs_s for _, theirs_s in asked)
         for number, theirs_s in asked:
-            self._sources[number].note_asking(theirs_s + ours_s / len(asked))
+            self.asked_sources[number].note_asking(theirs_s + ours_s / len(asked))
         asked.clear()
 
     def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:
@@ -326,6 +327,13 @@ class Controller:
                 break
             num_right += 1
         self._accepted_share += _SHARE_STEP * (num_right / len(drafted) - self._accepted_share)
+
+
+def _may_ask(own: ControllerState, part: _Part, asked: AskedSource, prices: Prices) -> bool:
+    """Whether a source's balances can pay for asking it now."""
+    return part.record.settle(
+        own.round_number, prices.plain_s, asked.asking_s, asked.usual_gain_s
+    )
 
 
 def _behind(occasion: Occasion, block: DraftBlock) -> Occasion:

@@ -17,7 +17,7 @@ from dlite_agent.sampling import KeyedNoise
 __all__ = ["AskedSource", "Candidate", "Occasion", "Prices", "Source"]
 
 _ASSUMED_ASKING_S = 30e-6
-"""Host time of asking a source that was not asked yet, or that no clock may measure."""
+"""Host time of asking a source that only looks something up."""
 _AVERAGE_STEP = 0.05
 _MAX_OUTLIER = 4.0
 _MIN_REACHED = 0.02
@@ -32,10 +32,13 @@ class Source:
         drafter: Proposes.
         match_length: How many tokens its last proposal for a state followed a copy of, asked right
             after it; None where the drafter does not copy.
+        asking_s: Seconds of asking it, as far as is known before it was asked. Without a clock it
+            stays that.
     """
 
     drafter: Drafter
     match_length: Callable[[DraftState | None], int] | None = None
+    asking_s: float = _ASSUMED_ASKING_S
 
 
 class Occasion(NamedTuple):
@@ -69,6 +72,7 @@ class Candidate:
     Attributes:
         token_ids: k >= 1 proposed tokens; those that are hardly ever reached are left out.
         confidence: The source's own, for each of them; or empty.
+        origin: What the block calls itself, for statistics.
         cells: The evidence for each (`evidence_cell`).
         chances: How probable each is to be right, given that those before it are.
         costs_s: Seconds of the forward with 0, 1, ... k of them.
@@ -78,6 +82,7 @@ class Candidate:
 
     token_ids: tuple[int, ...]
     confidence: tuple[float, ...]
+    origin: str
     cells: list[int]
     chances: list[float]
     costs_s: Sequence[float] = ()
@@ -99,14 +104,17 @@ class AskedSource:
     Attributes:
         source: The source.
         counts: Acceptance in all sessions.
-        asking_s: Host seconds of asking, on average.
+        asking_s: Seconds of asking, on average.
         usual_gain_s: What its candidates gain, on average; infinite before the first.
     """
 
     source: Source
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts.of_engine)
-    asking_s: float = _ASSUMED_ASKING_S
+    asking_s: float = field(init=False)
     usual_gain_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.asking_s = self.source.asking_s
 
     def candidate(
         self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion, prices: Prices
@@ -161,7 +169,7 @@ class AskedSource:
             if reached < _MIN_REACHED:
                 break
         count = len(cells)
-        return Candidate(token_ids[:count], confidence[:count], cells, chances)
+        return Candidate(token_ids[:count], confidence[:count], block.source, cells, chances)
 
 
 def _taps_of(layer_ids: tuple[int, ...], hidden: TargetHidden | None) -> TargetHidden | None:

@@ -29,7 +29,7 @@ from dlite_agent.models.dlite_network import DLiteNetwork
 from dlite_agent.models.target import TargetConfig, TargetHidden, TargetModel
 from dlite_agent.sampling import KeyedNoise
 
-__all__ = ["DLiteDrafter", "load_dlite"]
+__all__ = ["DLiteDrafter", "check_dlite_fits", "load_dlite"]
 
 _NOTHING = DraftBlock(source="dlite")
 
@@ -86,9 +86,10 @@ class DLiteDrafter:
         self.head = _make_head(config, tensors, target, shortlist)
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of the backbone's matrices, which every block reads; the head is the target's."""
-        return self._network.weight_bytes
+    def block_bytes(self) -> int:
+        """Bytes of the matrices that a block reads: the backbone's, and the target's head once."""
+        config, itemsize = self._target.config, self._target.dtype.itemsize
+        return self._network.weight_bytes + config.vocab_size * config.hidden_size * itemsize
 
     def start(self, token_ids: list[int]) -> DraftState | None:
         """Nothing to remember."""
@@ -152,16 +153,30 @@ def load_dlite(
         UnsupportedCheckpointError: A file is damaged.
     """
     config, tensors = read_dlite(folder)
-    _check_shape(config, target.config)
-    if config.target_fingerprint not in ("", fingerprint):
-        raise DrafterMismatchError(
-            f"the drafter {str(folder)!r} was trained for the checkpoint "
-            f"{config.target_fingerprint!r}, and this one is {fingerprint!r}: of the same shape, "
-            "with other weights; train one for it (dlite-agent train), or use drafter='auto'"
-        )
+    check_dlite_fits(config, target.config, fingerprint)
     return DLiteDrafter(
         config, tensors, target, shortlist=shortlist, min_chance=min_chance, kernels=kernels
     )
+
+
+def check_dlite_fits(config: DLiteConfig, target: TargetConfig, fingerprint: str) -> None:
+    """See that a drafter was made for a target.
+
+    Args:
+        config: The drafter's.
+        target: Shape of the target.
+        fingerprint: Of the target's checkpoint, as it is stored.
+
+    Raises:
+        DrafterMismatchError: It was trained for another one; the message says in what they differ.
+    """
+    _check_shape(config, target)
+    if config.target_fingerprint not in ("", fingerprint):
+        raise DrafterMismatchError(
+            f"the drafter was trained for the checkpoint {config.target_fingerprint!r}, and this "
+            f"one is {fingerprint!r}: of the same shape, with other weights; train one for it "
+            "(dlite-agent train), or use drafter='auto'"
+        )
 
 
 def _check_shape(config: DLiteConfig, target: TargetConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from dlite_agent.drafters.dlite import check_dlite_fits
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
@@ -14,6 +15,7 @@ from dlite_agent.errors import DLiteError, DrafterMismatchError
 from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.models.dlite_files import read_dlite_config
 from dlite_agent.models.target import TargetConfig
+from dlite_agent.models.weights import fingerprint
 
 __all__ = ["drafter_beside", "drafter_folder", "explain_drafter", "load_drafter"]
 
@@ -32,34 +34,32 @@ _BESIDE = (
     "suffix and dlite: where they pay; a DLite drafter was made for this checkpoint, and copying "
     "costs no forward"
 )
-BESIDE_NAME = "drafter"
-"""Folder, in a checkpoint's own, of the drafter that `auto` asks."""
+BESIDE_NAME = "dlite"
+"""Folder, in a checkpoint's own, of its DLite drafter."""
 
 
 def drafter_folder(name: str, checkpoint: Path | None = None) -> Path | None:
     """The folder of the drafter that `name` is, or None.
 
     Args:
-        name: A folder, or `"dlite"`: the one in the checkpoint's folder, which may be there only
-            for those who name it.
+        name: A folder, or `"dlite"`: the one in the checkpoint's folder.
         checkpoint: As in `drafter_beside`.
     """
-    if name == "dlite":
-        return drafter_beside(checkpoint) or drafter_beside(checkpoint, name)
+    if name == BESIDE_NAME:
+        return drafter_beside(checkpoint)
     folder = Path(name)
     return folder if (folder / "config.json").is_file() else None
 
 
-def drafter_beside(checkpoint: Path | None, name: str = BESIDE_NAME) -> Path | None:
+def drafter_beside(checkpoint: Path | None) -> Path | None:
     """The DLite drafter in a checkpoint's folder, or None.
 
     Args:
         checkpoint: Its folder or GGUF file; None: unknown.
-        name: Of the drafter's folder.
     """
     if checkpoint is None:
         return None
-    folder = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / name
+    folder = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / BESIDE_NAME
     try:
         read_dlite_config(folder)
     except DLiteError:
@@ -101,8 +101,8 @@ def explain_drafter(name: str, target_config: TargetConfig, checkpoint: Path | N
     Raises:
         DrafterMismatchError: No drafter has this name.
     """
-    if name == "auto" and drafter_beside(checkpoint) is not None:
-        return _BESIDE
+    if name == "auto" and checkpoint is not None:
+        return _explain_auto(target_config, checkpoint)
     if name not in _REASONS and drafter_folder(name, checkpoint) is not None:
         return f"dlite: {name}, as asked for"
     try:
@@ -113,3 +113,14 @@ def explain_drafter(name: str, target_config: TargetConfig, checkpoint: Path | N
             f"use one of {', '.join(map(repr, _REASONS))}, 'dlite' where the checkpoint has one, "
             "or the folder of one"
         ) from None
+
+
+def _explain_auto(target_config: TargetConfig, checkpoint: Path) -> str:
+    folder = drafter_beside(checkpoint)
+    if folder is None:
+        return _REASONS["auto"]
+    try:
+        check_dlite_fits(read_dlite_config(folder), target_config, fingerprint(checkpoint))
+    except DrafterMismatchError as error:
+        return f"suffix: where it pays; the one in {BESIDE_NAME}/ is left out: {error}"
+    return _BESIDE

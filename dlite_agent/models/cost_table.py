@@ -18,7 +18,7 @@ import torch
 from dlite_agent.models.kv_pool import PAGE_ROWS, KVCache
 from dlite_agent.models.target import ForwardRows, TargetConfig, TargetModel
 
-__all__ = ["MAX_ROWS", "CostTable", "frozen_cost_table", "measure_cost_table"]
+__all__ = ["FROZEN_BYTES_PER_S", "MAX_ROWS", "CostTable", "frozen_cost_table", "measure_cost_table"]
 
 MAX_ROWS = 33
 """Rows of the largest round: the pending token and 32 drafted ones."""
@@ -31,8 +31,8 @@ _LONG_ROWS = 8
 _MAX_SCRATCH_BYTES = 32 * 2**20
 _MAX_PASSES = 7
 
-# The frozen table's machine: 10 GB/s, and a shape that lies between a flat and a linear one.
-_BYTES_PER_S = 10e9
+FROZEN_BYTES_PER_S = 10e9
+"""Of the frozen table's machine; the shape of its costs lies between a flat and a linear one."""
 _SECOND_ROW_SHARE = 0.10
 _ROW_SHARE = 0.04
 
@@ -127,8 +127,8 @@ def frozen_cost_table(config: TargetConfig, itemsize: int) -> CostTable:
         + (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     )
     num_weights = config.num_layers * per_layer + config.vocab_size * config.hidden_size
-    step_s = num_weights * itemsize / _BYTES_PER_S
-    context_s = config.kv_bytes_per_token(itemsize) / _BYTES_PER_S
+    step_s = num_weights * itemsize / FROZEN_BYTES_PER_S
+    context_s = config.kv_bytes_per_token(itemsize) / FROZEN_BYTES_PER_S
     points = tuple(range(1, MAX_ROWS + 1))
     return CostTable(
         rows=points,
