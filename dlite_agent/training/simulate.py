@@ -16,7 +16,7 @@ from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.records import Records
 from dlite_agent.training.student import Student, StudentInput
 
-__all__ = ["Acceptance", "draft_blocks", "simulate"]
+__all__ = ["Acceptance", "choose_blocks", "draft_blocks", "simulate", "walk_rounds"]
 
 _BATCH = 1024
 
@@ -68,7 +68,7 @@ def draft_blocks(student: Student, ends: FrozenEnds, records: Records, chosen: T
             batch.taps.float(), batch.anchor_ids, batch.previous_ids, batch.positions
         )
         hidden = student.backbone(given)
-        blocks.append(_choose(student, ends, hidden, batch.anchor_ids))
+        blocks.append(choose_blocks(student, ends, hidden, batch.anchor_ids))
     return torch.cat(blocks)
 
 
@@ -83,17 +83,21 @@ def simulate(
         records: Answers that the target itself wrote, greedily.
         min_position: Answers that begin before it are left out.
     """
-    accepted, left = _simulate_rounds(student, ends, records, min_position)
+    blocks = draft_blocks(student, ends, records, records.usable())
+    accepted, left = walk_rounds(records, blocks, min_position)
     return Acceptance.of(accepted, left, student.config.block_size)
 
 
-def _simulate_rounds(
-    student: Student, ends: FrozenEnds, records: Records, min_position: int
-) -> tuple[Tensor, Tensor]:
-    """Tokens that every round accepted, and that its answer had left, [R] int64 both."""
-    block_size = student.config.block_size
+def walk_rounds(records: Records, blocks: Tensor, min_position: int = 0) -> tuple[Tensor, Tensor]:
+    """Tokens that every round accepted, and that its answer had left, [R] int64 both.
+
+    Args:
+        records: Answers.
+        blocks: Greedy drafts at all of `records.usable()`, [N, B] int64.
+        min_position: As in `simulate`.
+    """
+    block_size = blocks.shape[1]
     usable = records.usable()
-    blocks = draft_blocks(student, ends, records, usable)
     batch = records.batch(usable, block_size)
     # the answer is the target's own, so what is accepted is what the answer says
     inside = torch.arange(block_size) + 1 < records.left[usable].unsqueeze(1)
@@ -121,7 +125,7 @@ def _last_said(records: Records, chosen: Tensor, block_size: int) -> Tensor:
     return records.next_ids[at].long().unsqueeze(1)
 
 
-def _choose(student: Student, ends: FrozenEnds, hidden: Tensor, anchor_ids: Tensor) -> Tensor:
+def choose_blocks(student: Student, ends: FrozenEnds, hidden: Tensor, anchor_ids: Tensor) -> Tensor:
     """The best token of each slot, one after the other, [N, B]."""
     base = ends.logits(hidden)
     if student.config.head == "none":
