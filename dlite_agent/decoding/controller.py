@@ -331,9 +331,7 @@ class Controller:
 
 def _may_ask(own: ControllerState, part: _Part, asked: AskedSource, prices: Prices) -> bool:
     """Whether a source's balances can pay for asking it now."""
-    return part.record.settle(
-        own.round_number, prices.plain_s, asked.asking_s, asked.usual_gain_s
-    )
+    return part.record.settle(own.round_number, prices.plain_s, asked.asking_s, asked.usual_gain_s)
 
 
 def _behind(occasion: Occasion, block: DraftBlock) -> Occasion:

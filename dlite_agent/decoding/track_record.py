@@ -8,19 +8,25 @@ from dataclasses import dataclass, field, replace
 
 from dlite_agent.decoding.acceptance import AcceptanceCounts
 
-__all__ = ["MAX_LOSS_SHARE", "NO_CELL", "TrackRecord"]
+__all__ = ["ASKING_SHARE", "NO_CELL", "STAKE_SHARE", "TrackRecord"]
 
 NO_CELL = -1
 """Stands for the evidence of a token that another source proposed."""
 
-MAX_LOSS_SHARE = 0.015
-"""Share of a session's time that drafts may cost it without having earned it."""
+STAKE_SHARE = 0.007
+ASKING_SHARE = 0.005
+"""Shares of a session's time that drafted rows, and the host time of asking, may cost it without
+having earned it."""
 
-# In plain rounds: what a new session may stake before a draft was right, and the most that earlier
-# success lets a source lose when a phase of the text ends.
+# In plain rounds: what a new session may stake before a draft was right, and ask for before it has
+# earned anything, and the most that earlier success lets a source lose when a phase of the text
+# ends. With the shares above, less than 3 % of a turn of 128 tokens.
 _GRACE_ROUNDS = 2.0
+_GRACE_ASKING_ROUNDS = 0.3
 _MAX_BALANCE_ROUNDS = 8.0
 _MAX_ASKING_ROUNDS = 1.0
+_WINNINGS_ROUNDS = 4.0
+"""Balance for rows from which on it pays for asking too."""
 
 _BIAS_STEP = 0.15
 _BIAS_KEPT = 0.97
@@ -35,10 +41,10 @@ class TrackRecord:
     whether it was drafted or not. So a source is learnt about in plain rounds too, and no forward
     is spent on finding out.
 
-    Two balances bound what drafting can lose, in seconds of the cost table. Each earns half of
-    `MAX_LOSS_SHARE` of every round. One pays the host time of asking the source. The other pays for
-    drafted rows, and gets a plain round back for every token that was accepted; while it is well
-    filled it pays for asking too. What neither can pay for is not done.
+    Two balances bound what drafting can lose, in seconds of the cost table. Each earns a share of
+    every round. One pays the host time of asking the source. The other pays for drafted rows, and
+    gets a plain round back for every token that was accepted; while it is well filled it pays for
+    asking too, where that gains more than it costs. What neither can pay for is not done.
 
     Attributes:
         counts: By evidence, of this session.
@@ -65,30 +71,34 @@ class TrackRecord:
         """An independent copy."""
         return replace(self, counts=self.counts.copy())
 
-    def settle(self, round_number: int, plain_s: float, asking_s: float) -> bool:
+    def settle(
+        self, round_number: int, plain_s: float, asking_s: float, usual_gain_s: float = math.inf
+    ) -> bool:
         """Add what the rounds since the last call have earned; whether the source may be asked.
 
         Args:
             round_number: Of the session, from 0.
             plain_s: This turn's share of a plain forward.
             asking_s: Host time of asking.
+            usual_gain_s: What asking gains on average; no success pays for what gains less.
         """
         self._plain_s = plain_s
         if self._settled_at < 0:
-            self.stake_s, self.asking_s = _GRACE_ROUNDS * plain_s, 4.0 * asking_s
+            self.stake_s = _GRACE_ROUNDS * plain_s
+            self.asking_s = max(min(4.0 * asking_s, _GRACE_ASKING_ROUNDS * plain_s), asking_s)
         else:
-            earned = 0.5 * MAX_LOSS_SHARE * plain_s * (round_number - self._settled_at)
-            self.stake_s = min(self.stake_s + earned, _MAX_BALANCE_ROUNDS * plain_s)
+            passed_s = plain_s * (round_number - self._settled_at)
+            self.stake_s = min(self.stake_s + STAKE_SHARE * passed_s, _MAX_BALANCE_ROUNDS * plain_s)
             most = max(_MAX_ASKING_ROUNDS * plain_s, 4.0 * asking_s)
-            self.asking_s = min(self.asking_s + earned, most)
+            self.asking_s = min(self.asking_s + ASKING_SHARE * passed_s, most)
         self._settled_at = round_number
         if self.asking_s >= asking_s:
             self.asking_s -= asking_s
-        elif self.stake_s >= 0.5 * _MAX_BALANCE_ROUNDS * plain_s:
+        elif usual_gain_s > asking_s and self.stake_s >= _WINNINGS_ROUNDS * plain_s:
             self.stake_s -= asking_s
         else:
             missing = asking_s - self.asking_s
-            self.wakes_at = round_number + math.ceil(missing / (0.5 * MAX_LOSS_SHARE * plain_s))
+            self.wakes_at = round_number + math.ceil(missing / (ASKING_SHARE * plain_s))
             return False
         return True
 
