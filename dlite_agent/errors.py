@@ -160,10 +160,7 @@ class SessionBusyError(SessionError):
 
 
 class CheckpointError(SessionError):
-    """A session file is unreadable, damaged, or belongs to another model.
-
-    Reserved: this version writes and reads no session files.
-    """
+    """A saved session is unreadable, damaged, or of another model, or cannot be written."""
 
     code = "session_checkpoint"
 

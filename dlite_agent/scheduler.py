@@ -152,7 +152,7 @@ class Scheduler:
             is_news = turn.seen_ended != self._num_ended
             is_due = (
                 turn.wants is None
-                or turn.is_paused("prefix")
+                or turn.is_paused("prefix", "restore")
                 or (is_news and turn.is_paused("room", "admission"))
                 or (turn.ticket.is_cancelled and isinstance(turn.wants, Pause))
             )

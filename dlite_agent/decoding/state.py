@@ -47,6 +47,14 @@ class DecodeState:
         """The token that was sampled, or kept, and is not in the KV yet."""
         return self.token_ids[-1] if self.kv.length < len(self.token_ids) else None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV (shared pages in shares), logits, taps and draft state, and 8 for each id."""
+        tensors = [self.logits, self.hidden.states if self.hidden is not None else None]
+        kept = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        drafted = self.draft_state.nbytes if self.draft_state is not None else 0
+        return self.kv.nbytes + kept + drafted + 8 * len(self.token_ids)
+
     def commit(
         self, token_ids: Sequence[int], *, num_rows: int, hidden: TargetHidden | None
     ) -> None:

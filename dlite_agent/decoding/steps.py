@@ -29,10 +29,11 @@ class Pause:
     Attributes:
         reason: `prefill`: the next chunk is made when it is resumed, in the size that is right
             then; `room`: it needs more KV memory than is free; `admission`: the same, before it
-            holds any; `prefix`: another turn computes tokens that this one can fork.
+            holds any; `prefix`: another turn computes tokens that this one can fork; `restore`:
+            saved KV is being read.
     """
 
-    reason: Literal["prefill", "room", "admission", "prefix"]
+    reason: Literal["prefill", "room", "admission", "prefix", "restore"]
 
 
 Steps = Generator[ForwardRows | Pause | Item, TargetOutput | None, Result]

@@ -114,6 +114,8 @@ class TargetModel(Protocol):
     config: TargetConfig
     device: torch.device
     dtype: torch.dtype
+    fingerprint: str
+    """Of the weights and of the options that change what is computed with them; empty: unknown."""
     rows_computed: int
     """Every row that `forward` computed since it was loaded."""
 

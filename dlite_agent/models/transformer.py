@@ -51,6 +51,7 @@ class DenseTransformer:
         quantize: Quantization | None = None,
     ) -> None:
         self.config = config
+        self.fingerprint = ""
         self.device = device
         self.dtype = dtype
         self.rows_computed = 0

@@ -147,6 +147,7 @@ def load_target(  # noqa: PLR0913 - one argument per engine option
         max_kv_bytes=kv_bytes,
         quantize=quantize,
     )
+    target.fingerprint = fingerprint(folder, rope_scaling=rope_scaling, quantize=quantize)
     logger.info(
         "loaded model=%s dtype=%s device=%s kv_bytes=%d", model, kind, where, target.pool.max_bytes
     )

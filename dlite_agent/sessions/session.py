@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import Never
+from array import array
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Never, Self
 
 from dlite_agent.decoding.loop import Round, decode_steps
 from dlite_agent.decoding.prefill import prefill_steps
-from dlite_agent.decoding.state import DecodeState
 from dlite_agent.decoding.steps import Pause, Steps, drive, next_item, run_alone
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.errors import SessionBusyError, SessionError
-from dlite_agent.models.kv_pool import KVCache
-from dlite_agent.models.target import TargetHidden, TargetModel
+from dlite_agent.errors import SessionError
+from dlite_agent.models.target import TargetModel
 from dlite_agent.sampling import Sampler
+from dlite_agent.sessions.checkpoint import SavedSession, open_checkpoint, save_session
+from dlite_agent.sessions.manifest import Manifest, ModelKey
 from dlite_agent.sessions.prefix import SyncReport, check_prompt, common_prefix_length
+from dlite_agent.sessions.refusals import check_last_turn
+from dlite_agent.sessions.restore import restore_steps
+from dlite_agent.sessions.timeline import Timeline
 
 __all__ = ["Session", "SyncReport", "never"]
 
@@ -27,7 +31,7 @@ def never() -> bool:
     return False
 
 
-class Session:
+class Session(Timeline):
     """One timeline of tokens that outlives the turns that wrote it.
 
     Used by one thread at a time, except `busy`, `try_claim` and `unclaim`, which any thread may
@@ -49,73 +53,6 @@ class Session:
         session_id: A name for logs and hints.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
     """
-
-    def __init__(
-        self, target: TargetModel, drafter: Drafter, *, session_id: str, prefill_chunk: int = 256
-    ) -> None:
-        self.session_id = session_id
-        self.last_turn_start = 0
-        """Where the last turn began: the ids before it were there when its sync extended them."""
-        self._target = target
-        self._drafter = drafter
-        self._prefill_chunk = prefill_chunk
-        self._state = DecodeState(target.new_cache())
-        self._is_draft_state_valid = False
-        self._has_answer = False
-        self._operation: str | None = None
-        self._is_closed = False
-        self._lock = threading.Lock()
-        self._busy = False
-
-    @property
-    def token_ids(self) -> list[int]:
-        """All ids, the pending one included. Not a copy: do not change it."""
-        return self._state.token_ids
-
-    @property
-    def kv(self) -> KVCache:
-        """Keys and values of the first n or n - 1 ids. Owned by the session."""
-        return self._state.kv
-
-    @property
-    def hidden(self) -> TargetHidden | None:
-        """Taps of the last KV row, [T, 1, E], where the drafter asks for them."""
-        return self._state.hidden
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of KV (shared pages in shares), logits, taps and draft state, and 8 for each id."""
-        state = self._state
-        tensors = [state.logits, state.hidden.states if state.hidden is not None else None]
-        kept = sum(tensor.nbytes for tensor in tensors if tensor is not None)
-        drafted = state.draft_state.nbytes if state.draft_state is not None else 0
-        return state.kv.nbytes + kept + drafted + 8 * len(state.token_ids)
-
-    @property
-    def busy(self) -> bool:
-        """Whether a turn has claimed this session."""
-        with self._lock:
-            return self._busy
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._is_closed
-
-    def set_room_short(self, is_room_short: bool) -> None:
-        """Say whether KV rows behind the next belong to others, so that a decode must not draft."""
-        self._state.is_room_short = is_room_short
-
-    def try_claim(self) -> bool:
-        """Mark the session busy; False when it already was. Any thread."""
-        with self._lock:
-            was_busy, self._busy = self._busy, True
-            return not was_busy
-
-    def unclaim(self) -> None:
-        """Mark the session idle. Any thread."""
-        with self._lock:
-            self._busy = False
 
     def sync(
         self,
@@ -163,7 +100,7 @@ class Session:
             num_before = len(self.token_ids)
             common = common_prefix_length(self.token_ids, prompt)
             if not in_place:
-                self._check_last_turn(common)
+                check_last_turn(self.session_id, common, self.last_turn_start)
             # [0, cached) kept · [cached, len(prompt)) prefilled now
             cached = min(common, self.kv.length, len(prompt) - 1)
             yield Pause("prefill")
@@ -226,61 +163,76 @@ class Session:
                     self._has_answer = True
                     yield round_
 
-    def rewind(self, length: int) -> None:
-        """Forget all ids from `length` on.
+    def save(self, folder: str | Path) -> None:
+        """Write ids and KV to a folder; one that holds an earlier state gets what is new.
+
+        A crash while it runs leaves the folder as it was.
 
         Raises:
-            ValueError: `length` is negative or more than the session has.
+            CheckpointError: The folder cannot be written, or somebody else writes it.
             SessionBusyError: Another operation runs.
         """
-        self._check_length(length)
-        with self._running("rewind"):
-            self._truncate_to(length)
+        with self._running("save"):
+            save_session(Path(folder), self.manifest(), self.kv)
 
-    def fork(self, at: int | None = None, *, session_id: str | None = None) -> Session:
-        """A session with the first `at` ids (all by default), which shares KV pages with this one.
+    def manifest(self) -> Manifest:
+        """What a save writes about this session, without segments and labels."""
+        ids = array("i", self.token_ids)
+        model = ModelKey.of(self._target)
+        start = self.last_turn_start
+        return Manifest(self.session_id, model, ids, self.kv.length, start)
 
-        May be called between the rounds of a running `decode`; this session is not changed.
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        target: TargetModel,
+        drafter: Drafter,
+        *,
+        session_id: str | None = None,
+        prefill_chunk: int = 256,
+    ) -> Self:
+        """A session that goes on from where `save` left it.
+
+        One row is forwarded, for the taps and logits that are not saved, and compared with the
+        saved one. KV that is damaged or missing is prefilled from the ids; a warning says so.
+
+        Args:
+            folder: As it was given to `save`.
+            target: The model that computed it.
+            drafter: As for `Session`, any.
+            session_id: Another name; None: the saved one.
+            prefill_chunk: As for `Session`.
 
         Raises:
-            ValueError: `at` is negative or more than the session has.
-            CapacityError: The KV pool has no page for the copy of the last one.
+            CheckpointError: The folder holds no session, a damaged manifest, or another model's.
+            CapacityError: The KV pool is full.
         """
-        at = len(self.token_ids) if at is None else at
-        self._check_length(at)
-        self._check_open()
-        name = f"{self.session_id}-fork" if session_id is None else session_id
-        other = Session(
-            self._target, self._drafter, session_id=name, prefill_chunk=self._prefill_chunk
-        )
-        other._state = self._state.fork(at)
-        other.last_turn_start = min(at, self.last_turn_start)
-        other._has_answer = self._has_answer
-        if self._is_draft_state_valid:
-            try:
-                other._state.draft_state = self._drafter.fork(self._state.draft_state)
-                self._drafter.truncate_to(other._state.draft_state, at)
-            except BaseException:
-                other.close()
-                raise
-            other._is_draft_state_valid = True
-        return other
+        saved = open_checkpoint(Path(folder), target)
+        name = session_id or saved.manifest.session_id
+        session = cls(target, drafter, session_id=name, prefill_chunk=prefill_chunk)
+        ids, num_rows = list(saved.token_ids), saved.manifest.num_rows
+        try:
+            run_alone(target, session.restore_steps(saved, num_rows, never))
+            if len(session.token_ids) < num_rows:
+                session.sync(ids[:num_rows])
+            session._append_pending(ids[num_rows:])
+        except BaseException:
+            session.close()
+            raise
+        session.last_turn_start = saved.manifest.turn_start
+        return session
 
-    def close(self) -> None:
-        """Give the KV back. A decode that runs ends before its next round. Idempotent."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._state.truncate_to(0)
-        self._state.kv.release()
-        self._state.draft_state = None
-        self._is_draft_state_valid = False
-
-    def check_invariants(self) -> None:
-        """Assert I1, I3, I5 and that no tentative row is left; I2 would take a recomputation."""
-        self._state.check_invariants(may_be_tentative=self._operation is not None)
-        assert 0 <= self.last_turn_start <= len(self.token_ids), "the last turn starts in the ids"
-        assert self._operation is None or not self._is_closed, "I5: operation on a closed session"
+    def restore_steps(
+        self, saved: SavedSession, num_rows: int, may_wait: Callable[[], bool]
+    ) -> Steps[Never, int]:
+        """Fill this empty session; see `sessions.restore.restore_steps`. Closes `saved`."""
+        with self._running("restore"), closing(saved):
+            assert not self.token_ids, "only an empty session is restored"
+            target, drafter, state = self._target, self._drafter, self._state
+            restored = yield from restore_steps(target, drafter, state, saved, num_rows, may_wait)
+            self._is_draft_state_valid = self._has_answer = restored > 0
+            return restored
 
     def _begin_turn(self, cached: int, common: int) -> int:
         """Drop what the prompt does not repeat; returns where its turn begins."""
@@ -291,57 +243,9 @@ class Session:
         self._has_answer = False
         return turn_start
 
-    def _truncate_to(self, length: int) -> None:
-        self._state.truncate_to(length)
-        self.last_turn_start = min(self.last_turn_start, length)
-        if self._is_draft_state_valid:
-            self._drafter.truncate_to(self._state.draft_state, length)
-
-    def _ensure_draft_state(self) -> None:
-        """Give the drafter the ids again where an error left its state in doubt."""
-        if not self._is_draft_state_valid:
-            self._state.draft_state = self._drafter.start(list(self.token_ids))
-            self._is_draft_state_valid = True
-
-    @contextmanager
-    def _running(self, operation: str) -> Iterator[None]:
-        """Keep a second operation out, and the invariants when this one fails."""
-        self._check_open()
-        if self._operation is not None:
-            raise SessionBusyError(
-                f"session {self.session_id!r} runs {self._operation}, so {operation} has to wait; "
-                "finish or close that first, or fork"
-            )
-        self._operation = operation
-        try:
-            yield
-        except GeneratorExit:
-            raise
-        except BaseException:
-            self._is_draft_state_valid = False
-            raise
-        finally:
-            self._operation = None
-            if not self._is_closed:
-                self._state.truncate_to(len(self.token_ids))
-
-    def _check_last_turn(self, common: int) -> None:
-        if common < self.last_turn_start:
-            raise SessionError(
-                f"session {self.session_id!r} shares {common} tokens with the prompt, but its "
-                f"last turn starts at {self.last_turn_start}; fork it at {common}, or use "
-                "in_place=True"
-            )
-
-    def _check_length(self, length: int) -> None:
-        if not 0 <= length <= len(self.token_ids):
-            raise ValueError(
-                f"length is {length!r}, but session {self.session_id!r} has "
-                f"{len(self.token_ids)} tokens"
-            )
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise SessionError(
-                f"session {self.session_id!r} is closed; sync the prompt in a new one"
-            )
+    def _append_pending(self, token_ids: list[int]) -> None:
+        """Add at most one id without its row."""
+        if token_ids:
+            self._ensure_draft_state()
+            self._drafter.commit(self._state.draft_state, token_ids)
+            self._state.commit(token_ids, num_rows=0, hidden=None)

@@ -68,13 +68,15 @@ def tiny_qwen3(
             else noise * (0.5 if "embed" in name else shape[-1] ** -0.5)
         )
     kind = getattr(torch, "float32" if dtype == "auto" else dtype)
-    return DenseTransformer(
+    target = DenseTransformer(
         config,
         weights.__getitem__,
         dtype=kind,
         device=torch.device("cpu"),
         max_kv_bytes=max_kv_bytes,
     )
+    target.fingerprint = f"tiny-{seed}"
+    return target
 
 
 class FaultyTarget:
@@ -89,6 +91,7 @@ class FaultyTarget:
         self.config = target.config
         self.device = target.device
         self.dtype = target.dtype
+        self.fingerprint = target.fingerprint
         self.num_forwards = 0
         self._target = target
         self._fails = fails

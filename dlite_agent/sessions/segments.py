@@ -1,0 +1,178 @@
+"""Segments: KV rows of consecutive tokens in a safetensors file that is written once.
+
+A segment holds one tensor `kv` [L, 2, K, n, D]. Its name has its rows and its digest, so a changed
+segment is another file, and a manifest that names the old one stays right until it is replaced. The
+reader compares the digest of the whole file with the manifest's, so that a flipped bit anywhere in
+it is found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dlite_agent.models.kv_pool import PAGE_ROWS
+from dlite_agent.sessions.atomic_file import write_file
+
+__all__ = [
+    "SEGMENT_ROWS",
+    "Segment",
+    "SegmentShape",
+    "plan_segments",
+    "read_segment",
+    "write_segment",
+]
+
+SEGMENT_ROWS = 8 * PAGE_ROWS
+"""Most rows of a segment."""
+
+# A session that grows by small turns has the end of its KV in so many small segments at most; then
+# they are written again as one. Each row is so written about twice, whatever the turns are.
+_MAX_PIECES = 8
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment as the manifest knows it.
+
+    Attributes:
+        file: Its name in the session's folder.
+        start: First row.
+        num_rows: Rows.
+        digest: SHA-256 of the file, hexadecimal.
+    """
+
+    file: str
+    start: int
+    num_rows: int
+    digest: str
+
+    @property
+    def end(self) -> int:
+        """The row after its last one."""
+        return self.start + self.num_rows
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentShape:
+    """What KV rows of a target look like.
+
+    Attributes:
+        num_layers: L.
+        num_kv_heads: K.
+        head_dim: D.
+        dtype: Of keys and values.
+    """
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def sizes(self, num_rows: int) -> tuple[int, int, int, int, int]:
+        """[L, 2, K, n, D]."""
+        return self.num_layers, 2, self.num_kv_heads, num_rows, self.head_dim
+
+    def header(self, num_rows: int) -> bytes:
+        """What stands before the numbers in a safetensors file; its length is a multiple of 8.
+
+        Source: https://github.com/huggingface/safetensors#format.
+        """
+        tensor = {
+            "dtype": _DTYPES[self.dtype],
+            "shape": self.sizes(num_rows),
+            "data_offsets": [0, num_rows * self.row_bytes],
+        }
+        text = json.dumps({"kv": tensor}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+
+def plan_segments(
+    stored: Sequence[Segment], num_valid: int, num_rows: int
+) -> tuple[tuple[Segment, ...], list[tuple[int, int]]]:
+    """Which stored segments stay, and which rows are written as new ones.
+
+    Args:
+        stored: Consecutive segments from row 0.
+        num_valid: Rows at the start that are still the same.
+        num_rows: Rows that the session has now.
+
+    Returns:
+        Segments to keep, and [start, end) of new ones behind them, up to `num_rows`.
+    """
+    kept = [segment for segment in stored if segment.end <= min(num_valid, num_rows)]
+    end = kept[-1].end if kept else 0
+    sealed = end - end % SEGMENT_ROWS
+    pieces = [segment for segment in kept if segment.start >= sealed]
+    is_full = num_rows - sealed >= SEGMENT_ROWS
+    if num_rows > end and (is_full or len(pieces) >= _MAX_PIECES):
+        del kept[len(kept) - len(pieces) :]
+        end = kept[-1].end if kept else 0
+    starts = range(end, num_rows, SEGMENT_ROWS)
+    return tuple(kept), [(start, min(start + SEGMENT_ROWS, num_rows)) for start in starts]
+
+
+def write_segment(folder: Path, start: int, rows: Tensor) -> Segment:
+    """Write rows [L, 2, K, n, D], contiguous and on the host, to a new file; durable on return.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    num_layers, _, num_heads, num_rows, head_dim = rows.shape
+    shape = SegmentShape(num_layers, num_heads, head_dim, rows.dtype)
+    header = shape.header(num_rows)
+    content = memoryview(rows.view(-1).view(torch.uint8).numpy().data)
+    hashed = hashlib.sha256(header)
+    hashed.update(content)
+    digest = hashed.hexdigest()
+    file = f"kv-{start:08d}-{num_rows}-{digest[:16]}.safetensors"
+    write_file(folder / file, [header, content])
+    return Segment(file, start, num_rows, digest)
+
+
+def read_segment(folder: Path, segment: Segment, shape: SegmentShape) -> Tensor:
+    """The rows of a segment, [L, 2, K, n, D], verified. A file that is damaged is removed.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is not what was written.
+    """
+    path = folder / segment.file
+    try:
+        return _read_verified(path, segment, shape)
+    except ValueError:
+        with suppress(OSError):  # so that the next save writes it again
+            path.unlink()
+        raise
+
+
+def _read_verified(path: Path, segment: Segment, shape: SegmentShape) -> Tensor:
+    header = shape.header(segment.num_rows)
+    size = len(header) + segment.num_rows * shape.row_bytes
+    if path.stat().st_size != size:
+        raise ValueError(f"{segment.file} has {path.stat().st_size} bytes instead of {size}")
+    content = bytearray(size)
+    with path.open("rb", buffering=0) as file:
+        rest = memoryview(content)
+        while rest and (count := file.readinto(rest)):
+            rest = rest[count:]
+    if hashlib.sha256(content).hexdigest() != segment.digest:
+        raise ValueError(f"{segment.file} has changed since it was written")
+    if content[: len(header)] != header:
+        raise ValueError(f"{segment.file} is of another shape than this model's KV")
+    flat = torch.frombuffer(content, dtype=shape.dtype, offset=len(header))
+    return flat.view(shape.sizes(segment.num_rows))
