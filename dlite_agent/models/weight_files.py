@@ -20,7 +20,7 @@ from dlite_agent.models.gguf_file import GGUFFile
 from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.target import TargetConfig
 
-__all__ = ["StoredWeights", "WeightReader", "stored_weights"]
+__all__ = ["StoredWeights", "WeightReader", "open_weights", "stored_weights", "weight_paths"]
 
 _FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 
@@ -118,7 +118,7 @@ class WeightReader:
 class _SafetensorsWeights:
     def __init__(self, folder: Path, model: str) -> None:
         self._model = model
-        self._files = {path: _open_file(path, model) for path in _weight_files(folder, model)}
+        self._files = {path: open_weights(path, model) for path in weight_paths(folder, model)}
         self._place: dict[str, Path] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         self.shapes: Mapping[str, tuple[int, ...]] = shapes
@@ -158,8 +158,13 @@ class _GGUFWeights:
         return from_stored_order(self._file, name, tensor, self._head_dim)
 
 
-def _weight_files(folder: Path, model: str) -> list[Path]:
-    """The shards that the index names, or the single file."""
+def weight_paths(folder: Path, model: str) -> list[Path]:
+    """The shards that the index names, or the single file.
+
+    Raises:
+        ModelNotFoundError: A file is missing.
+        UnsupportedCheckpointError: The index is damaged.
+    """
     index_path = folder / "model.safetensors.index.json"
     if not index_path.is_file():
         files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
@@ -184,7 +189,12 @@ def _weight_files(folder: Path, model: str) -> list[Path]:
     return files
 
 
-def _open_file(path: Path, model: str) -> safe_open:
+def open_weights(path: Path, model: str) -> safe_open:
+    """Open a safetensors file.
+
+    Raises:
+        UnsupportedCheckpointError: It is damaged.
+    """
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
