@@ -21,6 +21,7 @@ from dlite_agent.errors import (
     UnsupportedParameterError,
 )
 from dlite_agent.loading import LoadedModel
+from dlite_agent.tenant_memory import TenantMemory
 
 __all__ = ["AdmittedRequest", "admit", "plan_history"]
 
@@ -30,7 +31,8 @@ class AdmittedRequest:
     """A request that can run.
 
     Attributes:
-        request: As it came.
+        request: As it came, but for its tools, which are in the form that came first.
+        memory: Of its tenant.
         plan: Which assistant turns are spliced; its key is what the answer's keys continue.
         prompt: The ids.
         sampling: Resolved: no field is None, but that of a budget that was not asked for.
@@ -41,6 +43,7 @@ class AdmittedRequest:
     """
 
     request: ChatRequest
+    memory: TenantMemory
     plan: ReplayPlan
     prompt: RenderedPrompt
     sampling: SamplingParams
@@ -66,9 +69,12 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     """
     _check(request, model.target.config.vocab_size)
     stops = StopStrings(request.stop) if request.stop else None
+    memory = model.tenants.of(request.tenant)
+    if model.config.reuse == "session":
+        request = replace(request, tools=memory.tools.first_seen(request.tools))
     seed = seed_key(request.tools, request.template_kwargs)
-    plan = plan_history(model, request.messages, seed, request.history)
-    prompt = model.renderer.render(
+    plan = plan_history(model, memory, request.messages, seed, request.history)
+    prompt = memory.renderer.render(
         request.messages,
         request.tools,
         template_kwargs=request.template_kwargs,
@@ -77,6 +83,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     sampling = _resolve(request.sampling, model, len(prompt.token_ids))
     return AdmittedRequest(
         request,
+        memory,
         plan,
         prompt,
         sampling,
@@ -88,6 +95,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
 
 def plan_history(
     model: LoadedModel,
+    memory: TenantMemory,
     messages: tuple[Message, ...],
     seed: bytes,
     history: HistoryMode | None = None,
@@ -95,7 +103,8 @@ def plan_history(
     """What is spliced. The `prefix` baseline renders everything as it was received.
 
     Args:
-        model: Its journal knows the earlier turns.
+        model: How it was loaded.
+        memory: Its journal knows the earlier turns.
         messages: The request's.
         seed: `message_keys.seed_key` of the request.
         history: Overrides the engine's mode.
@@ -104,10 +113,10 @@ def plan_history(
     return plan_replay(
         messages,
         seed,
-        model.journal,
-        handles=model.handles,
+        memory.journal,
+        handles=memory.handles,
         mode=mode,
-        strips_thoughts=model.renderer.strips_thoughts,
+        strips_thoughts=memory.renderer.strips_thoughts,
     )
 
 

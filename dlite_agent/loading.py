@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from dlite_agent.chat.renderer import Renderer
-from dlite_agent.chat.replay import TurnHandles
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.decoding.load import Load
@@ -17,7 +15,6 @@ from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.kernels.row_kernels import load_row_kernels
-from dlite_agent.known_tokens import KnownTokens
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import (
     fingerprint,
@@ -26,18 +23,17 @@ from dlite_agent.models.weights import (
     sampling_defaults,
 )
 from dlite_agent.rope_scaling import RopeScaling
-from dlite_agent.sessions.journal import Journal
+from dlite_agent.secret import machine_secret
 from dlite_agent.sessions.store import SessionStore
 from dlite_agent.tasks import (
     Progress,
 )
+from dlite_agent.tenant_memory import TenantMemories
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
 __all__ = ["LoadedModel", "load_model"]
 
 logger = logging.getLogger(__name__)
-
-_MAX_HINTS = 4096
 
 
 @dataclass(slots=True)
@@ -50,7 +46,8 @@ class LoadedModel:
         drafter: Shared by all sessions.
         drafter_reason: Which one it is, and why.
         tokenizer: The checkpoint's, with its template.
-        renderer: Messages to ids.
+        renderer: Messages to ids, for whoever is no tenant.
+        tenants: What each tenant's turns left behind, beside KV.
         sessions: KV of earlier turns.
         max_context: Most tokens of prompt and answer together.
         how_to_raise_context: What to do for more.
@@ -58,14 +55,10 @@ class LoadedModel:
         stop_token_ids: Ids that end every turn.
         control_ids: Ids that only the template may produce.
         closing_id: The one that closes a message, if the template has one.
-        journal: Sampled ids of earlier turns.
-        handles: Tool-call ids of earlier turns.
-        known: What earlier turns rendered or sampled.
         workspaces: What sessions have read and written, for drafts of others.
         load: What else is in the forward of a turn, for whoever drafts.
         contention: Watches the interpreter lock.
         has_advised_process: Whether the host was told about it.
-        hints: Client's hint → session that answered it last.
     """
 
     config: EngineConfig
@@ -74,6 +67,7 @@ class LoadedModel:
     drafter_reason: str
     tokenizer: CheckpointTokenizer
     renderer: Renderer
+    tenants: TenantMemories
     sessions: SessionStore
     max_context: int
     how_to_raise_context: str
@@ -81,27 +75,10 @@ class LoadedModel:
     stop_token_ids: frozenset[int]
     control_ids: frozenset[int]
     closing_id: int | None
-    journal: Journal = field(default_factory=Journal)
-    handles: TurnHandles = field(default_factory=TurnHandles)
-    known: KnownTokens = field(default_factory=KnownTokens)
     workspaces: WorkspaceIndex = field(default_factory=WorkspaceIndex)
     load: Load = field(default_factory=Load)
     contention: ContentionMeter = field(default_factory=ContentionMeter)
     has_advised_process: bool = False
-    hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
-
-    def session_of_hint(self, hint: str | None) -> str | None:
-        """The session that answered the last turn with this hint; the baselines take no hints."""
-        return self.hints.get(hint) if hint is not None and self.config.reuse == "session" else None
-
-    def remember_hint(self, hint: str | None, session_id: str) -> None:
-        """Note which session answered; the oldest hints are forgotten."""
-        if hint is None:
-            return
-        self.hints[hint] = session_id
-        self.hints.move_to_end(hint)
-        if len(self.hints) > _MAX_HINTS:
-            self.hints.popitem(last=False)
 
 
 def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
@@ -180,6 +157,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
         renderer=renderer,
+        tenants=TenantMemories(renderer, machine_secret(config.cache_folder())),
         sessions=SessionStore(target, drafter, prefill_chunk=config.prefill_chunk),
         max_context=max_context,
         how_to_raise_context=how_to_raise,

@@ -105,9 +105,10 @@ class ModelService:
         self.model.target.close()
 
     def _count(self, task: CountTokens) -> Count:
-        model = self.model
-        plan = plan_history(model, task.messages, seed_key(task.tools, {}))
-        prompt = model.renderer.render(
+        memory = self.model.tenants.of()
+        seed = seed_key(task.tools, {})
+        plan = plan_history(self.model, memory, task.messages, seed)
+        prompt = memory.renderer.render(
             task.messages, task.tools, splices=plan.splices, add_generation_prompt=False
         )
         return Count(len(prompt.token_ids))

@@ -11,7 +11,7 @@ from typing import Never
 
 import torch
 
-from dlite_agent.admission import AdmittedRequest, admit
+from dlite_agent.admission import admit
 from dlite_agent.backend import ChatRequest
 from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import turn_forms
@@ -30,14 +30,12 @@ from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
 from dlite_agent.sessions.session import Session
 from dlite_agent.turn_record import KeptIds, TurnRecord, TurnTimes, describe_logprobs
+from dlite_agent.turn_session import find_session
 
 __all__ = ["turn_steps"]
 
 logger = logging.getLogger(__name__)
 
-# Rows of an answer that are planned beside other turns. Agents' answers are shorter, mostly; a
-# longer one goes on while there is room, and then waits.
-_PLANNED_ROWS = 512
 # Rows of every decode forward in an audit: the pending token and up to seven drafted ones.
 _AUDIT_ROWS = 8
 _PROCESS_ADVICE = (
@@ -72,13 +70,13 @@ def turn_steps(
     times = TurnTimes(submitted_s)
     admitted = admit(model, request)
     times.rendered_s = time.perf_counter()
-    found = yield from _find_session(model, admitted, should_stop, share)
+    found = yield from find_session(model, admitted, should_stop, share)
     times.acquired_s = time.perf_counter()
     if found is None:
         return
     session, origin, hinted_id = found
     prompt, keys = admitted.prompt, admitted.plan.keys
-    num_new = model.known.count_new(prompt, keys, model.control_ids)
+    num_new = admitted.memory.known.count_new(prompt, keys, model.control_ids)
     record = TurnRecord(
         admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
@@ -95,49 +93,6 @@ def turn_steps(
             model.sessions.discard(session)
         else:
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
-
-
-def _find_session(
-    model: LoadedModel,
-    admitted: AdmittedRequest,
-    should_stop: Callable[[], bool],
-    share: BatchShare,
-) -> Steps[GenerationChunk, tuple[Session, str, str | None] | None]:
-    """Claim a session, its origin and the one that was hinted at; None when told to stop.
-
-    Waits while another turn computes tokens that this one can fork, and while memory is short.
-    """
-    prompt_ids, sessions = admitted.prompt.token_ids, model.sessions
-    answer_rows = min(admitted.sampling.max_tokens or 1, _PLANNED_ROWS)
-    while not should_stop():
-        reuses = model.config.reuse != "none"
-        coming = sessions.coming_prefix(prompt_ids) if reuses and share.may_wait else None
-        if coming is not None:
-            while share.may_wait and not coming.is_over:
-                yield Pause("prefix")
-                if should_stop():
-                    return None
-            if coming.is_over:
-                continue
-        hinted_id = model.session_of_hint(admitted.request.session_hint)
-        try:
-            if not reuses:
-                return sessions.acquire_new(prompt_ids, answer_rows=answer_rows), "cold", None
-            session, origin = sessions.acquire(
-                prompt_ids,
-                hint_session_id=hinted_id,
-                in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
-                turn_start=admitted.turn_start,
-                answer_rows=answer_rows,
-                drops_answers=admitted.request.num_choices == 1,
-            )
-        except CapacityError:
-            if not share.may_wait:
-                raise
-            yield Pause("admission")
-        else:
-            return session, origin, hinted_id
-    return None
 
 
 @dataclass(slots=True)
@@ -169,7 +124,7 @@ class _Turn:
         if record.cut is not None:
             self.session.rewind(len(prompt.token_ids) + record.cut.num_kept)
         kept = record.kept(model.tokenizer.encode_untrusted)
-        model.known.add(prompt.token_ids, keys, kept.token_ids)
+        record.admitted.memory.known.add(prompt.token_ids, keys, kept.token_ids)
         self._remember(parsed, kept)
         stats = record.stats(parsed, model.drafter_reason, self._contention_notes())
         _log(stats, parsed.finish_reason)
@@ -274,26 +229,29 @@ class _Turn:
     def _remember(self, parsed: ParsedTurn, kept: KeptIds) -> None:
         """Note the turn for exact replay; what was sampled before a stop counts as well."""
         model, session_id, turn = self.model, self.session.session_id, self.record
-        model.remember_hint(turn.admitted.request.session_hint, session_id)
+        memory = turn.admitted.memory
+        memory.remember_hint(turn.admitted.request.session_hint, session_id)
         if not turn.sampled:
             return
         plan, message = turn.admitted.plan, parsed.message
         forms = turn_forms(plan.key, message, parsed.unparsed)
         is_closed = kept.token_ids[-1:] == (model.closing_id,)
-        model.known.add_answer([form.key for form in forms], is_closed=is_closed)
+        memory.known.add_answer([form.key for form in forms], is_closed=is_closed)
         calls = [call.id for call in message.tool_calls if call.id]
         calls += [region.id for region in parsed.unparsed]
         self.ended_in_call = bool(calls)
         if model.config.reuse == "prefix":
             return
         for span in turn.new_spans():
-            model.workspaces.add(span)
-        model.handles.remember(calls, plan.handle(message, session_id, parsed.unparsed))
+            model.workspaces.add(span, tenant=turn.admitted.request.tenant)
+        memory.handles.remember(
+            [turn.handle, *calls], plan.handle(message, session_id, parsed.unparsed)
+        )
         ids = turn.admitted.prompt.turn_record(kept.token_ids)
         if ids is not None and kept.is_whole:
             for form in forms:
                 record = JournalRecord(ids, form.reasoning_digest, session_id)
-                model.journal.record(form.key, record)
+                memory.journal.record(form.key, record)
 
     def _contention_notes(self) -> list[str]:
         """Advice for a host whose own threads slow us down; once for each engine."""

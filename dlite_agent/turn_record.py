@@ -64,6 +64,7 @@ class TurnRecord:
         rounds: So far.
         sampled: Ids so far; up to where a stop string was complete.
         cut: Where a stop string ended the turn, or None.
+        handle: What the client carries for us, to say which turn this was.
     """
 
     admitted: AdmittedRequest
@@ -77,6 +78,10 @@ class TurnRecord:
     rounds: list[Round] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     cut: StopCut | None = None
+    handle: str = ""
+
+    def __post_init__(self) -> None:
+        self.handle = self.admitted.memory.handles.sign(self.session_id)
 
     def add(self, round_: Round) -> None:
         """Note a round."""
@@ -140,6 +145,7 @@ class TurnRecord:
         first_token_s = times.first_token_s or time.perf_counter()
         return TurnStats(
             session_id=self.session_id,
+            turn=self.handle,
             origin=self.origin,
             prompt_tokens=len(prompt.token_ids),
             new_tokens=self.num_new,

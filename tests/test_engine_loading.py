@@ -85,11 +85,13 @@ def test_an_error_of_the_listener_ends_the_load(config: EngineConfig) -> None:
 
 
 def test_the_oldest_hints_are_forgotten(model: LoadedModel) -> None:
+    memory = model.tenants.of()
     for number in range(5000):
-        model.remember_hint(f"thread-{number}", f"session-{number}")
-    assert model.session_of_hint("thread-0") is None
-    assert model.session_of_hint("thread-4999") == "session-4999"
-    assert model.session_of_hint(None) is None
+        memory.remember_hint(f"thread-{number}", f"session-{number}")
+    assert memory.session_of_hint("thread-0") is None
+    assert memory.session_of_hint("thread-4999") == "session-4999"
+    assert memory.session_of_hint(None) is None
+    assert model.tenants.of("somebody").session_of_hint("thread-4999") is None
 
 
 class ForeignError(Exception):

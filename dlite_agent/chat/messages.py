@@ -88,6 +88,7 @@ class Message:
         tool_calls: Calls of an assistant turn, in order.
         tool_call_id: For role `tool`: the call that this answers.
         name: An optional speaker or tool name.
+        turn: The handle that came with an assistant turn's metadata; no part of the prompt.
     """
 
     role: Role
@@ -96,6 +97,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    turn: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

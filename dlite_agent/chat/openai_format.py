@@ -200,7 +200,8 @@ def _message(message: Mapping[str, object], where: str) -> Message:
         return parsed
     sent = message.get("reasoning_content") or message.get("reasoning")
     reasoning = sent if isinstance(sent, str) else thought or None
-    return thought_apart(replace(parsed, reasoning=reasoning, tool_calls=_calls(message)))
+    parsed = replace(parsed, tool_calls=_calls(message), turn=_turn_handle(message))
+    return thought_apart(replace(parsed, reasoning=reasoning))
 
 
 def _content(content: object, where: str, role: Role) -> tuple[str, str]:
@@ -221,6 +222,17 @@ def _content(content: object, where: str, role: Role) -> tuple[str, str]:
         elif role != "assistant":  # an assistant's other parts repeat its calls
             _refuse(f"{where}.content[{i}].type", kind, "send text parts only")
     return "".join(texts), "".join(thoughts)
+
+
+def _turn_handle(message: Mapping[str, object]) -> str | None:
+    """The handle of our turn, where the client kept what came beside the message."""
+    places = (message.get("dlite"), message.get("provider_specific_fields"))
+    for place in places:
+        inner = place.get("dlite", place) if isinstance(place, Mapping) else None
+        turn = inner.get("turn") if isinstance(inner, Mapping) else None
+        if isinstance(turn, str) and turn:
+            return turn
+    return None
 
 
 def _text(value: object) -> str:

@@ -130,6 +130,14 @@ class Renderer:
             ) from error
         self.joins_segments = list(ids) == tokenizer.encode_template(whole)
 
+    def sibling(self, *, max_cache_bytes: int = 8 * 2**20) -> Renderer:
+        """Another renderer of the same template, which remembers segments of its own."""
+        other = object.__new__(Renderer)
+        other.traits, other.joins_segments = self.traits, self.joins_segments
+        other._tokenizer, other._guard = self._tokenizer, self._guard
+        other._encoder = SegmentEncoder(self._tokenizer, self._guard, max_bytes=max_cache_bytes)
+        return other
+
     @property
     def strips_thoughts(self) -> bool:
         """Whether the template drops thoughts of turns before the last user message."""

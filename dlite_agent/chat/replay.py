@@ -14,14 +14,14 @@ present and different wins over ours. Anything else is an edit and is rendered a
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from dlite_agent.chat.inline_thought import thought_apart
-from dlite_agent.chat.message_keys import TurnForm, chain_keys, reasoning_digest, turn_forms
+from dlite_agent.chat.message_keys import chain_keys, reasoning_digest, turn_forms
 from dlite_agent.chat.messages import Message, UnparsedToolCall
+from dlite_agent.chat.turn_handles import TurnHandle, TurnHandles
 from dlite_agent.config import HistoryMode
 
 __all__ = [
@@ -29,8 +29,6 @@ __all__ = [
     "ReplayPlan",
     "ReplayReason",
     "ReplayRecord",
-    "TurnHandle",
-    "TurnHandles",
     "TurnReplay",
     "plan_replay",
 ]
@@ -74,52 +72,6 @@ class ReplayIndex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnHandle:
-    """What an unguessable tool-call id stands for.
-
-    Attributes:
-        session_id: The session that generated the call.
-        forms: Forms that the turn's message may have.
-        previous_key: Chained key of the message before it.
-    """
-
-    session_id: str
-    forms: tuple[TurnForm, ...]
-    previous_key: bytes
-
-
-class TurnHandles:
-    """Tool-call ids and the turns that they came from. Owned by one thread.
-
-    Args:
-        max_handles: Most ids to remember, at least 1; the least recently used are forgotten.
-    """
-
-    def __init__(self, max_handles: int = 16_384) -> None:
-        self._max_handles = max_handles
-        self._handles: OrderedDict[str, TurnHandle] = OrderedDict()
-
-    def __len__(self) -> int:
-        """How many ids are known."""
-        return len(self._handles)
-
-    def remember(self, call_ids: Iterable[str], handle: TurnHandle) -> None:
-        """Note which turn the ids come from."""
-        for call_id in call_ids:
-            self._handles[call_id] = handle
-            self._handles.move_to_end(call_id)
-        while len(self._handles) > self._max_handles:
-            self._handles.popitem(last=False)
-
-    def find(self, call_id: str | None) -> TurnHandle | None:
-        """The turn of an id, or None for an id that is unknown or missing."""
-        if not call_id or call_id not in self._handles:
-            return None
-        self._handles.move_to_end(call_id)
-        return self._handles[call_id]
-
-
-@dataclass(frozen=True, slots=True)
 class TurnReplay:
     """How one assistant message gets into the prompt.
 
@@ -149,8 +101,8 @@ class ReplayPlan:
     Attributes:
         key: Chained key of the whole request, which the answer's `turn_forms` continue.
         turns: One entry for each assistant message, in order.
-        owner_session_id: The session that generated the newest tool-call id of the request that we
-            know: the request continues it. A suggestion where to look; tokens decide.
+        owner_session_id: The session of the newest tool-call id or turn handle of the request that
+            we know: the request continues it. A suggestion where to look; tokens decide.
         last_session_id: The session that generated the newest spliced turn, or None.
         keys: Chained key of each message; `keys[i]` covers messages 0..i.
     """
@@ -171,7 +123,7 @@ class ReplayPlan:
     def handle(
         self, answer: Message, session_id: str, unparsed: Sequence[UnparsedToolCall] = ()
     ) -> TurnHandle:
-        """What the answer's tool-call ids stand for."""
+        """What the answer's tool-call ids, and its handle, stand for."""
         return TurnHandle(session_id, turn_forms(self.key, answer, unparsed), self.key)
 
 
@@ -211,7 +163,7 @@ def plan_replay(
         if i < first_spliced:
             turns.append(TurnReplay(i, None, "template_history"))
             continue
-        handle = _handle_of(message, handles)
+        handle = handles.of_answer(message)
         records = index.find(keys[i + 1])
         digest = reasoning_digest(thought_apart(message).reasoning)
         record = _pick(records, digest, handle, session_id)
@@ -248,17 +200,8 @@ def _is_query(message: Message) -> bool:
     return message.role == "user" and not is_wrapped
 
 
-def _handle_of(message: Message, handles: TurnHandles) -> TurnHandle | None:
-    found = (handles.find(call.id) for call in message.tool_calls)
-    return next((handle for handle in found if handle is not None), None)
-
-
 def _owner(messages: Sequence[Message], handles: TurnHandles) -> str | None:
-    for message in reversed(messages):
-        handle = handles.find(message.tool_call_id) or _handle_of(message, handles)
-        if handle is not None:
-            return handle.session_id
-    return None
+    return next(filter(None, map(handles.session_of, reversed(messages))), None)
 
 
 def _pick(

@@ -91,6 +91,7 @@ def _assistant_fields(message: AIMessage) -> dict[str, object]:
         if key is not None and isinstance(block, dict) and block.get("id") not in known_ids:
             calls.append(_openai_call(block.get("id"), block.get("name"), block.get(key)))
     return {
+        "dlite": message.response_metadata.get("dlite"),
         "reasoning_content": message.additional_kwargs.get("reasoning_content"),
         "tool_calls": calls + _unparsed_calls(message),
     }

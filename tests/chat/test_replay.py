@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dlite_agent.chat.message_keys import chain_keys, seed_key, turn_forms
 from dlite_agent.chat.messages import Message, ToolCall, UnparsedToolCall
-from dlite_agent.chat.replay import ReplayPlan, TurnHandle, TurnHandles, plan_replay
+from dlite_agent.chat.replay import ReplayPlan, plan_replay
+from dlite_agent.chat.turn_handles import TurnHandle, TurnHandles
 from dlite_agent.sessions.journal import Journal, JournalRecord
 
 SEED = seed_key((), {})

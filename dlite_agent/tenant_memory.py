@@ -1,0 +1,85 @@
+"""What an engine remembers of each tenant beside KV. Nothing of one is ever seen by another."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from dlite_agent.chat.renderer import Renderer
+from dlite_agent.chat.tool_forms import ToolForms
+from dlite_agent.chat.turn_handles import HandleSigner, TurnHandles
+from dlite_agent.known_tokens import KnownTokens
+from dlite_agent.sessions.journal import Journal
+
+__all__ = ["TenantMemories", "TenantMemory"]
+
+_MAX_HINTS = 4096
+
+
+@dataclass(slots=True)
+class TenantMemory:
+    """One tenant's part. Owned by the engine's thread.
+
+    Attributes:
+        renderer: Messages to ids; remembers this tenant's segments.
+        journal: Sampled ids of earlier turns.
+        handles: Ids and handles of earlier turns.
+        known: What earlier turns rendered or sampled.
+        tools: Lists of tools as they came first.
+        hints: Client's hint → session that answered it last.
+    """
+
+    renderer: Renderer
+    journal: Journal = field(default_factory=Journal)
+    handles: TurnHandles = field(default_factory=TurnHandles)
+    known: KnownTokens = field(default_factory=KnownTokens)
+    tools: ToolForms = field(default_factory=ToolForms)
+    hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def session_of_hint(self, hint: str | None) -> str | None:
+        """The session that answered the last turn with this hint."""
+        return self.hints.get(hint) if hint is not None else None
+
+    def remember_hint(self, hint: str | None, session_id: str) -> None:
+        """Note which session answered; the oldest hints are forgotten."""
+        if hint is None:
+            return
+        self.hints[hint] = session_id
+        self.hints.move_to_end(hint)
+        if len(self.hints) > _MAX_HINTS:
+            self.hints.popitem(last=False)
+
+
+class TenantMemories:
+    """The memories of all tenants, made as they come. Owned by one thread.
+
+    Args:
+        renderer: Of the tenant without a name, and the pattern of the others'.
+        secret: Signs the handles of turns.
+        max_tenants: Most of them, at least 1; the least recently seen is forgotten.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        secret: bytes,
+        *,
+        max_tenants: int = 256,
+    ) -> None:
+        self._renderer = renderer
+        self._secret = secret
+        self._max_tenants = max_tenants
+        self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
+
+    def of(self, tenant: str = "") -> TenantMemory:
+        """A tenant's memory; it becomes the one that was seen last."""
+        memory = self._memories.get(tenant)
+        if memory is None:
+            memory = self._memories[tenant] = TenantMemory(
+                renderer=self._renderer.sibling() if tenant else self._renderer,
+                handles=TurnHandles(signer=HandleSigner(self._secret, tenant)),
+            )
+        self._memories.move_to_end(tenant)
+        if len(self._memories) > self._max_tenants:
+            self._memories.popitem(last=False)
+        return memory

@@ -1,0 +1,72 @@
+"""Which session a turn runs on, and what it waits for before it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dlite_agent.admission import AdmittedRequest
+from dlite_agent.batch_share import BatchShare
+from dlite_agent.decoding.steps import Pause, Steps
+from dlite_agent.errors import CapacityError
+from dlite_agent.loading import LoadedModel
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.sessions.session import Session
+
+__all__ = ["find_session"]
+
+# Rows of an answer that are planned beside other turns. Agents' answers are shorter, mostly; a
+# longer one goes on while there is room, and then waits.
+_PLANNED_ROWS = 512
+
+
+def find_session(
+    model: LoadedModel,
+    admitted: AdmittedRequest,
+    should_stop: Callable[[], bool],
+    share: BatchShare,
+) -> Steps[GenerationChunk, tuple[Session, str, str | None] | None]:
+    """Claim a session, its origin and the one that was hinted at; None when told to stop.
+
+    Waits while another turn computes tokens that this one can fork, and while memory is short.
+    """
+    prompt_ids, sessions = admitted.prompt.token_ids, model.sessions
+    tenant = admitted.request.tenant
+    answer_rows = min(admitted.sampling.max_tokens or 1, _PLANNED_ROWS)
+    while not should_stop():
+        reuses = model.config.reuse != "none"
+        coming = sessions.coming_prefix(prompt_ids, tenant) if reuses and share.may_wait else None
+        if coming is not None:
+            while share.may_wait and not coming.is_over:
+                yield Pause("prefix")
+                if should_stop():
+                    return None
+            if coming.is_over:
+                continue
+        hinted_id = _hinted_session(model, admitted)
+        try:
+            if not reuses:
+                session = sessions.acquire_new(prompt_ids, answer_rows=answer_rows, tenant=tenant)
+                return session, "cold", None
+            session, origin = sessions.acquire(
+                prompt_ids,
+                hint_session_id=hinted_id,
+                in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
+                turn_start=admitted.turn_start,
+                answer_rows=answer_rows,
+                drops_answers=admitted.request.num_choices == 1,
+                tenant=tenant,
+            )
+        except CapacityError:
+            if not share.may_wait:
+                raise
+            yield Pause("admission")
+        else:
+            return session, origin, hinted_id
+    return None
+
+
+def _hinted_session(model: LoadedModel, admitted: AdmittedRequest) -> str | None:
+    """The session that the request's hint names; the baselines take no hints."""
+    if model.config.reuse != "session":
+        return None
+    return admitted.memory.session_of_hint(admitted.request.session_hint)
