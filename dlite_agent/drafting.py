@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from dlite_agent.config import EngineConfig
@@ -20,7 +22,7 @@ from dlite_agent.drafters.load import (
     load_drafter,
 )
 from dlite_agent.drafters.suffix import SuffixState
-from dlite_agent.drafters.workspace import Workspace
+from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.errors import CapacityError, DrafterMismatchError
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
@@ -29,22 +31,48 @@ from dlite_agent.models.target import TargetModel
 from dlite_agent.models.weights import fingerprint as fingerprint_of
 from dlite_agent.models.weights import resolve_checkpoint
 
-__all__ = ["cost_table_of", "make_drafter"]
+__all__ = ["TenantDrafters", "cost_table_of", "make_drafter", "make_drafters"]
 
 logger = logging.getLogger(__name__)
 
 _BUDGET_S = 1.0
 
 
-def make_drafter(
+class TenantDrafters:
+    """The drafter of an engine for each tenant; nothing that one learnt is read by another's.
+
+    They share weights and the cost table. Owned by one thread.
+
+    Args:
+        make: Makes a tenant's.
+        max_tenants: Most that are remembered; the least recently asked for is forgotten, but for
+            the sessions that have it.
+    """
+
+    def __init__(self, make: Callable[[str], Drafter], *, max_tenants: int = 256) -> None:
+        self._make = make
+        self._max_tenants = max_tenants
+        self._drafters: OrderedDict[str, Drafter] = OrderedDict()
+
+    def of(self, tenant: str = "") -> Drafter:
+        """A tenant's drafter."""
+        if tenant not in self._drafters:
+            self._drafters[tenant] = self._make(tenant)
+        self._drafters.move_to_end(tenant)
+        if len(self._drafters) > self._max_tenants:
+            self._drafters.popitem(last=False)
+        return self._drafters[tenant]
+
+
+def make_drafters(
     config: EngineConfig,
     target: TargetModel,
     fingerprint: str,
     load: Load,
     report: Callable[[str, float], None],
-    workspace: Callable[[], Workspace] | None = None,
-) -> Drafter:
-    """The drafter of an engine.
+    workspaces: WorkspaceIndex | None = None,
+) -> TenantDrafters:
+    """The drafters of an engine.
 
     `"auto"` is a controller; a drafter that is named drafts whenever it has something, whatever
     that costs, which is what its own figures are measured with.
@@ -53,36 +81,64 @@ def make_drafter(
         config: Names the drafter; `reproducible` freezes what the controller reads.
         target: What it drafts for, loaded; on a machine where it was never measured before, it is
             measured now.
-        fingerprint: Of the checkpoint.
+        fingerprint: Of the checkpoint and of the options that change what it computes.
         load: The other turns of a forward; whoever schedules sets it.
         report: Hears the stage, as `tasks.Progress`.
-        workspace: Gives what the tenant's other sessions know.
+        workspaces: What each tenant's other sessions know.
 
     Raises:
         DrafterMismatchError: There is no drafter of this name, or it does not fit.
     """
     checkpoint = resolve_checkpoint(config.model, config.revision)
     explain_drafter(config.drafter, target.config, checkpoint)  # a name of nobody is an error
+
+    def copying(tenant: str) -> Drafter:
+        workspace = None if workspaces is None else partial(workspaces.of, tenant)
+        return load_drafter(config.drafter, target.config, workspace)
+
     folder = drafter_folder(config.drafter, checkpoint)
     if folder is not None:
-        return _load_dlite(config, folder, target)
-    drafter = load_drafter(config.drafter, target.config, workspace)
+        dlite = _load_dlite(config, folder, target)
+        return TenantDrafters(lambda _: dlite)
     if config.drafter != "auto":
-        return drafter
-    sources = [Source(drafter, _match_length)]
+        return TenantDrafters(copying)
+    computing = _sources_beside(config, checkpoint, target)
+    costs = cost_table_of(config, target, fingerprint, report)
+
+    def controlled(tenant: str) -> Drafter:
+        sources = [Source(copying(tenant), _match_length), *computing]
+        return Controller(
+            sources,
+            costs,
+            load=load,
+            clock=None if config.reproducible else time.perf_counter,
+            name=f"auto({'+'.join(source.drafter.name for source in sources)})",
+        )
+
+    return TenantDrafters(controlled)
+
+
+def make_drafter(
+    config: EngineConfig,
+    target: TargetModel,
+    fingerprint: str,
+    load: Load,
+    report: Callable[[str, float], None],
+) -> Drafter:
+    """The drafter of an engine that serves nobody else; see `make_drafters`."""
+    return make_drafters(config, target, fingerprint, load, report).of()
+
+
+def _sources_beside(config: EngineConfig, checkpoint: Path, target: TargetModel) -> list[Source]:
+    """The DLite drafter in the checkpoint's folder, where there is one and it fits."""
     beside = drafter_beside(checkpoint)
-    if beside is not None:
-        try:
-            sources.append(_dlite_source(config, beside, target))
-        except DrafterMismatchError as error:
-            logger.warning("drafter=%s is left out: %s", beside, error)
-    return Controller(
-        sources,
-        cost_table_of(config, target, fingerprint, report),
-        load=load,
-        clock=None if config.reproducible else time.perf_counter,
-        name=f"auto({'+'.join(source.drafter.name for source in sources)})",
-    )
+    if beside is None:
+        return []
+    try:
+        return [_dlite_source(config, beside, target)]
+    except DrafterMismatchError as error:
+        logger.warning("drafter=%s is left out: %s", beside, error)
+        return []
 
 
 def _dlite_source(config: EngineConfig, folder: Path, target: TargetModel) -> Source:

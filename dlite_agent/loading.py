@@ -9,10 +9,9 @@ from dlite_agent.chat.renderer import Renderer
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.contention import ContentionMeter
 from dlite_agent.decoding.load import Load
-from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.load import explain_drafter
 from dlite_agent.drafters.workspace import WorkspaceIndex
-from dlite_agent.drafting import make_drafter
+from dlite_agent.drafting import make_drafters
 from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.transformer import DenseTransformer
@@ -43,7 +42,6 @@ class LoadedModel:
     Attributes:
         config: How it was loaded.
         target: The model; owns weights and KV pool.
-        drafter: Shared by all sessions.
         drafter_reason: Which one it is, and why.
         tokenizer: The checkpoint's, with its template.
         renderer: Messages to ids, for whoever is no tenant.
@@ -63,7 +61,6 @@ class LoadedModel:
 
     config: EngineConfig
     target: DenseTransformer
-    drafter: Drafter
     drafter_reason: str
     tokenizer: CheckpointTokenizer
     renderer: Renderer
@@ -136,7 +133,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
     identity = fingerprint(folder, rope_scaling=_rope_scaling(config), quantize=config.quantize)
     workspaces = WorkspaceIndex()
-    drafter = make_drafter(config, target, identity, load, stages.report, workspaces.of)
+    drafters = make_drafters(config, target, identity, load, stages.report, workspaces)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
         (
@@ -153,12 +150,11 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     return LoadedModel(
         config=config,
         target=target,
-        drafter=drafter,
         drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
         renderer=renderer,
         tenants=TenantMemories(renderer, machine_secret(config.cache_folder())),
-        sessions=SessionStore(target, drafter, prefill_chunk=config.prefill_chunk),
+        sessions=SessionStore(target, drafters.of, prefill_chunk=config.prefill_chunk),
         max_context=max_context,
         how_to_raise_context=how_to_raise,
         defaults=sampling_defaults(folder),

@@ -10,10 +10,13 @@ from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.controller import Controller
 from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.drafting import cost_table_of, make_drafter
+from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.workspace import WorkspaceIndex
+from dlite_agent.drafting import TenantDrafters, cost_table_of, make_drafter, make_drafters
 from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.models.kv_pool import PAGE_ROWS
 from dlite_agent.models.transformer import DenseTransformer
+from dlite_agent.sampling import KeyedNoise
 from dlite_agent.testing import tiny_config, tiny_qwen3
 
 
@@ -55,6 +58,42 @@ def test_a_drafter_that_is_named_is_that_alone_and_nothing_is_measured(
     assert not (tmp_path / "cache").exists()
     with pytest.raises(DrafterMismatchError):
         make(target, drafter="nobody")
+
+
+def test_tenants_share_what_is_measured_and_nothing_that_is_learnt(
+    target: DenseTransformer,
+) -> None:
+    config, workspaces = EngineConfig(reproducible=True), WorkspaceIndex()
+    drafters = make_drafters(config, target, "print", Load(), Stages(), workspaces)
+    ours, theirs = drafters.of("ours"), drafters.of("theirs")
+    assert isinstance(ours, Controller)
+    assert isinstance(theirs, Controller)
+    assert drafters.of("ours") is ours
+    assert ours.costs is theirs.costs
+    assert ours.asked_sources[0].counts is not theirs.asked_sources[0].counts
+    read = list(range(100, 140))
+    workspaces.add(read, tenant="ours")
+    ids = [7, *read[:12]]
+    drafted = [
+        drafter.propose(drafter.start(ids), ids[-1], None, len(ids) - 1, KeyedNoise(0), 8)
+        for drafter in (ours, theirs)
+    ]
+    assert list(drafted[0].token_ids) == read[12 : 12 + len(drafted[0].token_ids)] != []
+    assert drafted[0].source == "workspace"
+    assert drafted[1].token_ids == ()
+
+
+def test_the_tenant_that_was_not_seen_for_longest_is_forgotten() -> None:
+    made: list[str] = []
+
+    def make(tenant: str) -> Drafter:
+        made.append(tenant)
+        return NullDrafter()
+
+    drafters = TenantDrafters(make, max_tenants=2)
+    for tenant in ("a", "b", "a", "c", "a", "b"):
+        drafters.of(tenant)
+    assert made == ["a", "b", "c", "b"]
 
 
 def test_a_model_is_measured_once_on_a_machine(target: DenseTransformer, tmp_path: Path) -> None:

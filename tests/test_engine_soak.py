@@ -14,6 +14,7 @@ from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, HistoryMode, SamplingParams
 from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.errors import CapacityError, ContextLengthExceededError
 from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.sampling import KeyedNoise, Sampler
@@ -59,7 +60,7 @@ def recomputed(service: ModelService, generation: Generation, choice: int) -> tu
     """The answer to the very same prompt ids, from an empty session."""
     model, used = service.model, generation.stats.sampling
     params = SamplingParams(used["temperature"], int(used["top_k"]), used["top_p"])
-    session = Session(model.target, model.drafter, session_id="cold")
+    session = Session(model.target, NullDrafter(), session_id="cold")
     session.sync(generation.prompt_token_ids)
     noise = KeyedNoise.derive(generation.stats.seed, choice, generation.prompt_token_ids)
     limits = StopRules(model.stop_token_ids, int(used["max_tokens"]))

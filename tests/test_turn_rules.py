@@ -67,7 +67,7 @@ def generate(service: ModelService, request: ChatRequest) -> Generation:
 
 def draft_with(service: ModelService, drafter: Drafter) -> None:
     """From now on, new sessions draft with a drafter of the tests."""
-    service.model.drafter = service.model.sessions._drafter = drafter
+    service.model.sessions._drafter_of = lambda _: drafter
 
 
 def biased(request: ChatRequest, bias: float, *, stop: tuple[str, ...] = ()) -> ChatRequest:

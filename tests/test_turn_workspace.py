@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -33,9 +34,10 @@ def load(tmp_path: Path) -> Iterator[Load]:
         service.close()
 
 
-def converse(service: ModelService, agent: Agent, num_turns: int) -> Agent:
+def converse(service: ModelService, agent: Agent, num_turns: int, *, tenant: str = "") -> Agent:
     for _ in range(num_turns):
-        events = list(service.run(agent.request(), time.perf_counter(), lambda: False))
+        request = replace(agent.request(), tenant=tenant)
+        events = list(service.run(request, time.perf_counter(), lambda: False))
         generation = events[-1].generation
         assert generation is not None
         agent.take(generation)
@@ -46,6 +48,10 @@ def knows(service: ModelService, ids: list[int]) -> bool:
     """Whether the workspace holds these ids in a row."""
     found = service.model.workspaces.of().copies(ids[:8], 1000, len(ids))
     return any(copy[: len(ids) - 8] == ids[8:] for length, copy in found if length == 8)
+
+
+def sources(agent: Agent) -> set[str]:
+    return {source for turn in agent.turns for source in turn.stats.drafted_by}
 
 
 def test_tool_results_and_answers_reach_the_workspace_and_prompts_do_not(load: Load) -> None:
@@ -69,8 +75,14 @@ def test_another_session_drafts_from_it_and_writes_what_it_would_have_written(lo
     converse(service, Agent("fix it"), 4)
     second = converse(service, Agent("fix that"), 4)
     assert [turn.token_ids for turn in second.turns] == [turn.token_ids for turn in plain.turns]
-    drafted = [source for turn in second.turns for source in turn.stats.drafted_by]
-    assert "workspace" in drafted
+    assert "workspace" in sources(second)
+
+
+def test_another_tenant_drafts_nothing_of_it(load: Load) -> None:
+    service = load(drafter="suffix")
+    converse(service, Agent("fix it"), 3, tenant="ours")
+    assert not sources(converse(service, Agent("fix that"), 3, tenant="theirs")) - {"suffix"}
+    assert "workspace" in sources(converse(service, Agent("fix that"), 3, tenant="ours"))
 
 
 def test_a_baseline_without_sessions_shares_nothing(load: Load) -> None:

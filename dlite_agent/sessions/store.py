@@ -39,7 +39,7 @@ class SessionStore:
 
     Args:
         target: The model; its pool's budget is the store's too.
-        drafter: Given to every session.
+        drafter: Given to every session; or what gives each tenant's.
         max_bytes: Budget for the KV of all sessions in bytes; None: all of the pool.
         prefill_chunk: Most prompt tokens of one forward.
         on_conflict: What a request does that names a session on which a turn runs: `fork` it, or
@@ -51,7 +51,7 @@ class SessionStore:
     def __init__(
         self,
         target: TargetModel,
-        drafter: Drafter,
+        drafter: Drafter | Callable[[str], Drafter],
         *,
         max_bytes: int | None = None,
         prefill_chunk: int = 256,
@@ -59,7 +59,7 @@ class SessionStore:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._target = target
-        self._drafter = drafter
+        self._drafter_of = drafter if callable(drafter) else lambda _: drafter
         self._pool = target.new_cache().pool
         self._budget = KVBudget(self._pool, max_bytes)
         self._prefill_chunk = prefill_chunk
@@ -303,7 +303,8 @@ class SessionStore:
     def _open_new(self, request: PrefixRequest) -> Resident:
         self._make_room(request.need(num_pages))
         chunk, session_id = self._prefill_chunk, _new_id()
-        session = Session(self._target, self._drafter, session_id=session_id, prefill_chunk=chunk)
+        drafter = self._drafter_of(request.tenant)
+        session = Session(self._target, drafter, session_id=session_id, prefill_chunk=chunk)
         return self._enter(session, request.tenant)
 
     def _begin(
