@@ -47,6 +47,14 @@ class FrozenEnds:
         is_tied = config.tie_word_embeddings
         return cls(embedding, embedding if is_tied else head, gain, config.rms_norm_eps)
 
+    def to(self, device: torch.device) -> FrozenEnds:
+        """The same on a device."""
+        if device == self.embedding.device:
+            return self
+        embedding = self.embedding.to(device)
+        head = embedding if self.head is self.embedding else self.head.to(device)
+        return FrozenEnds(embedding, head, self.gain.to(device), self.eps)
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """Embeddings of ids of any shape, [..., E]."""
         return functional.embedding(token_ids, self.embedding)
