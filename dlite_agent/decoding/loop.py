@@ -15,7 +15,7 @@ from dlite_agent.decoding.steps import Steps
 from dlite_agent.decoding.stopping import Finish, StopRules
 from dlite_agent.decoding.thoughts import ThoughtCounter
 from dlite_agent.decoding.verification import RowContext, Verification, verify
-from dlite_agent.drafters.drafter import DraftBlock, Drafter
+from dlite_agent.drafters.drafter import DraftBlock, Drafter, read_rows
 from dlite_agent.errors import CapacityError
 from dlite_agent.models.target import ForwardRows, TargetHidden, TargetModel, TargetOutput
 from dlite_agent.sampling import Sampler, TokenLogprobs
@@ -93,7 +93,9 @@ def decode_steps(
         verified = verify(block, logits, sampler, first_position, rules.context())
         rules.advance(verified.token_ids)
         drafter.commit(state.draft_state, list(verified.token_ids))
-        _commit(state, verified, num_rows, output.hidden)
+        num_kept = min(num_rows, len(verified.token_ids))
+        read_rows(drafter, state.draft_state, output.hidden, state.position, num_kept)
+        _commit(state, verified, num_kept, output.hidden)
         del logits, output  # views of all sessions' logits: not kept while the round is read
         num_committed += len(verified.token_ids)
         finish = limits.finish(verified.token_ids[-1], num_committed)
@@ -101,11 +103,10 @@ def decode_steps(
 
 
 def _commit(
-    state: DecodeState, verified: Verification, num_rows: int, hidden: TargetHidden | None
+    state: DecodeState, verified: Verification, num_kept: int, hidden: TargetHidden | None
 ) -> None:
     """Keep the committed ids, the rows that belong to them, and the taps of the last."""
     kept = hidden.row(verified.hidden_row) if hidden is not None else None
-    num_kept = min(num_rows, len(verified.token_ids))
     state.commit(verified.token_ids, num_rows=num_kept, hidden=kept)
 
 

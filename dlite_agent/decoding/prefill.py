@@ -9,7 +9,7 @@ import torch
 
 from dlite_agent.decoding.state import DecodeState
 from dlite_agent.decoding.steps import Pause, Steps
-from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.drafter import Drafter, read_rows
 from dlite_agent.models.target import ForwardRows, TargetModel
 
 __all__ = ["prefill_steps"]
@@ -30,7 +30,7 @@ def prefill_steps(
 
     Args:
         target: Whose device.
-        drafter: Is given the ids; its taps are captured with the last chunk.
+        drafter: Is given the ids; its taps are captured with the last chunk, or with all.
         state: Mutated. Holds a prefix of the prompt, with all its KV rows.
         prompt: All ids, at least one more than the state has.
         should_stop: Asked after each pause; True ends the prefill.
@@ -67,14 +67,16 @@ def _chunk_steps(
 ) -> Steps[Never, None]:
     num_rows = len(token_ids)
     state.kv.reserve(num_rows)
+    needs = drafter.requires
     output = yield ForwardRows(
         torch.tensor(token_ids, dtype=torch.int64, device=target.device),
         state.kv,
         logits_for=[num_rows - 1] if is_last else [],
-        taps=drafter.requires.layer_ids if is_last else (),
+        taps=needs.layer_ids if is_last or needs.positions == "all" else (),
     )
     assert output is not None, "rows are answered with an output"
     drafter.commit(state.draft_state, token_ids)
+    read_rows(drafter, state.draft_state, output.hidden, state.position, num_rows)
     hidden = output.hidden.row(num_rows - 1) if output.hidden is not None else None
     state.commit(token_ids, num_rows=num_rows, hidden=hidden)
     # A copy: the output is a view of all sessions' logits.

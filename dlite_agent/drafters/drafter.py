@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
 
-__all__ = ["DraftBlock", "DraftState", "Drafter", "Requires"]
+__all__ = ["DraftBlock", "DraftState", "Drafter", "HistoryDrafter", "Requires", "read_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +103,39 @@ class Drafter(Protocol):
     def fork(self, state: DraftState | None) -> DraftState | None:
         """An independent copy."""
         ...
+
+
+@runtime_checkable
+class HistoryDrafter(Drafter, Protocol):
+    """A drafter that reads the taps of every position: `requires.positions` is `all`.
+
+    Where a session was restored, or an error left its state in doubt, the state begins anew and
+    holds the positions from there on; what it drafts is verified all the same.
+    """
+
+    def read_rows(
+        self, state: DraftState | None, hidden: TargetHidden, first_position: int
+    ) -> None:
+        """Read the taps of rows that the session keeps.
+
+        Args:
+            state: As kept for this session; their ids are committed to it.
+            hidden: [T, S, E] of positions [first_position, first_position + S).
+            first_position: Rows from it on that were read before are replaced.
+        """
+        ...
+
+
+def read_rows(
+    drafter: Drafter,
+    state: DraftState | None,
+    hidden: TargetHidden | None,
+    first_position: int,
+    num_rows: int,
+) -> None:
+    """Give a drafter that reads all positions the first rows of a forward; others need nothing."""
+    if hidden is None or not num_rows or drafter.requires.positions != "all":
+        return
+    assert isinstance(drafter, HistoryDrafter), "a drafter that asks for all positions reads them"
+    kept = TargetHidden(hidden.states[:, :num_rows], hidden.layer_ids)
+    drafter.read_rows(state, kept, first_position)
