@@ -1,222 +1,256 @@
-"""How many drafted tokens transcripts would have accepted; no model computes.
+"""How far drafts are accepted and what that is worth: one row per request, and nothing else.
 
-Every turn of a transcript is forced to its tokens: a drafter proposes, and is told what the
-transcript says instead of what a target would choose. So the figures are those of a target that
-writes exactly this transcript, and depend on the transcript, its tokens and the drafter alone.
+Every drafter answers the same requests of a suite, in the real loop. A request is answered three
+times: by the session that computed its history, by a fork of it, and by one that was saved to disk
+and loaded again. `bench.acceptance_figures` turns the rows into tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dlite_agent.bench.acceptance_figures import ABOUT, figures_of
+from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, Value, conditions
-from dlite_agent.bench.transcripts import Transcript, built_in_transcripts, load_transcripts
-from dlite_agent.drafters.drafter import DraftBlock, Drafter
-from dlite_agent.drafters.lookup import LookupDrafter
-from dlite_agent.drafters.null import NullDrafter
-from dlite_agent.drafters.suffix import SuffixDrafter
-from dlite_agent.drafters.workspace import Workspace
-from dlite_agent.models.weights import resolve_checkpoint
-from dlite_agent.sampling import KeyedNoise
-from dlite_agent.tokenizer import load_tokenizer
-
-__all__ = ["Replay", "bench_acceptance", "replay"]
-
-_BUDGET = 1 << 20
-_TENTHS = 10
-_ABOUT = (
-    "the transcripts' answers forced, no model: tau = committed tokens a round, the prefill's left "
-    "out; rows_per_token = rows verified for each; hit = accepted of drafted; confidence_error = "
-    "mean distance of stated and observed acceptance over the tenths of stated confidence; "
-    "suffix-whole: blocks are not cut; suffix+read, suffix+read+written: the transcripts one after "
-    "the other as sessions of one tenant, each with what the ones before it have read (and written)"
+from dlite_agent.bench.suite import SuiteRequest, built_in_suite, load_suite
+from dlite_agent.bench.timed_decode import TimedSampler, TimedTurn, decode_timed
+from dlite_agent.chat.renderer import Renderer
+from dlite_agent.config import DType, EngineConfig, SamplingParams
+from dlite_agent.decoding.load import Load
+from dlite_agent.decoding.loop import Round
+from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.load import drafter_beside
+from dlite_agent.drafting import make_drafter
+from dlite_agent.kernels.row_kernels import load_row_kernels
+from dlite_agent.models.transformer import DenseTransformer
+from dlite_agent.models.weights import (
+    fingerprint,
+    load_target,
+    resolve_checkpoint,
+    sampling_defaults,
 )
+from dlite_agent.sampling import KeyedNoise
+from dlite_agent.sessions.session import Session
+from dlite_agent.tasks import unheard
+from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
+
+__all__ = ["AcceptanceOptions", "bench_acceptance"]
+
+_HELD_BACK = 16
+"""Tokens of a conversation's first prompt that come after the save or the fork."""
+_NUM_SLOTS = 16
 
 
-@dataclass(slots=True)
-class Replay:
-    """Counts of one or more transcripts.
+@dataclass(frozen=True, slots=True)
+class AcceptanceOptions:
+    """What is asked, and how it is answered.
 
     Attributes:
-        num_tokens: Committed in rounds, as τ counts them.
-        num_rounds: Rounds.
-        num_rows: Rows that would have been verified.
-        num_drafted: Drafted tokens.
-        num_accepted: Accepted ones.
-        stated: Sum of stated confidence of the tokens whose place was decided, by its tenth.
-        observed: How many of them were right.
-        decided: How many there were.
+        suite: As for `load_suite`; None: a built-in one.
+        drafters: As for `EngineConfig.drafter`; empty: `suffix`, `dlite` where the checkpoint has
+            one, and `auto`. Plain decoding is always measured too.
+        temperature: 0 is greedy; other parameters are the checkpoint's.
+        seed: Of the noise.
+        max_tokens: Most tokens of an answer.
+        is_quick: One conversation and two turns.
     """
 
-    num_tokens: int = 0
-    num_rounds: int = 0
-    num_rows: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    stated: list[float] = field(default_factory=lambda: [0.0] * _TENTHS)
-    observed: list[int] = field(default_factory=lambda: [0] * _TENTHS)
-    decided: list[int] = field(default_factory=lambda: [0] * _TENTHS)
-
-    @property
-    def tau(self) -> float:
-        """Committed tokens per round."""
-        return self.num_tokens / self.num_rounds if self.num_rounds else 0.0
-
-    @property
-    def confidence_error(self) -> float | None:
-        """Mean distance of stated and observed acceptance, weighted by tokens; None without any."""
-        total = sum(self.decided)
-        gaps = (abs(s - o) for s, o in zip(self.stated, self.observed, strict=True))
-        return sum(gaps) / total if total else None
-
-    def add(self, other: Replay) -> None:
-        """Count another transcript too."""
-        for name in ("num_tokens", "num_rounds", "num_rows", "num_drafted", "num_accepted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for tenth in range(_TENTHS):
-            self.stated[tenth] += other.stated[tenth]
-            self.observed[tenth] += other.observed[tenth]
-            self.decided[tenth] += other.decided[tenth]
-
-    def see(self, block: DraftBlock, truth: Sequence[int]) -> int:
-        """Count a round, and return how many tokens it commits.
-
-        Args:
-            block: As proposed.
-            truth: The rest of the answer; its last id ends the turn.
-        """
-        drafted = block.token_ids
-        if truth[-1] in drafted:  # a round drafts nothing behind a stop id
-            drafted = drafted[: drafted.index(truth[-1]) + 1]
-        accepted = 0
-        for slot, token_id in enumerate(drafted[: len(truth)]):
-            is_right = token_id == truth[slot]
-            if block.confidence:
-                tenth = min(int(block.confidence[slot] * _TENTHS), _TENTHS - 1)
-                self.stated[tenth] += block.confidence[slot]
-                self.observed[tenth] += is_right
-                self.decided[tenth] += 1
-            if not is_right:
-                break
-            accepted += 1
-        committed = min(accepted + 1, len(truth))
-        # a stop token that no draft named is not counted
-        ends_by_bonus = committed == len(truth) and accepted < len(truth)
-        self.num_tokens += committed - ends_by_bonus
-        self.num_rounds += 1
-        self.num_rows += len(drafted) + 1
-        self.num_drafted += len(drafted)
-        self.num_accepted += accepted
-        return committed
-
-
-def replay(drafter: Drafter, transcript: Transcript) -> Replay:
-    """Force a transcript's answers.
-
-    Args:
-        drafter: Needs no taps.
-        transcript: What is written.
-
-    Raises:
-        ValueError: The drafter needs taps, which only a target has.
-    """
-    if drafter.requires.layer_ids:
-        raise ValueError(
-            f"drafter {drafter.name!r} needs a target's hidden states; use bench decode"
-        )
-    ids, counts = transcript.token_ids, Replay()
-    state, noise, held = drafter.start([]), KeyedNoise(0), 0
-    for start, stop in transcript.answers:
-        drafter.commit(state, list(ids[held : start + 1]))
-        held = start + 1
-        while held < stop:
-            block = drafter.propose(state, ids[held - 1], None, held - 1, noise, _BUDGET)
-            committed = counts.see(block, ids[held:stop])
-            drafter.commit(state, list(ids[held : held + committed]))
-            held += committed
-    return counts
+    suite: Path | None = None
+    drafters: Sequence[str] = ()
+    temperature: float = 0.0
+    seed: int = 0
+    max_tokens: int = 256
+    is_quick: bool = False
 
 
 def bench_acceptance(
-    tokenizer: str = "nano", *, transcripts: Path | None = None, is_quick: bool = False
+    model: str = "nano", *, dtype: DType = "auto", options: AcceptanceOptions | None = None
 ) -> BenchResult:
-    """Replay transcripts with every drafter that needs no model.
+    """Measure every drafter on every request.
 
     Args:
-        tokenizer: A checkpoint, or a folder with its tokenizer and chat template alone.
-        transcripts: A folder of transcripts in OpenAI's form; None: the built-in one.
-        is_quick: The first transcript only.
+        model: As for `EngineConfig.model`.
+        dtype: As for `EngineConfig.dtype`.
+        options: None: the defaults.
+
+    Raises:
+        ConfigurationError: The suite or a drafter cannot be used.
     """
-    folder = tokenizer if Path(tokenizer).is_dir() else str(resolve_checkpoint(tokenizer))
-    loaded = load_tokenizer(folder)
-    if transcripts is None:
-        found = built_in_transcripts(loaded)
-    else:
-        found = load_transcripts(transcripts, loaded)
-    found = found[:1] if is_quick else found
-    rows: list[dict[str, Value]] = []
-    for name, make, feed in _VARIANTS:
-        workspace = Workspace()
-        drafter, total = make(workspace), Replay()
-        for transcript in found:
-            counts = replay(drafter, transcript)
-            total.add(counts)
-            rows.append(_row(transcript.name, name, counts))
-            feed(workspace, transcript)
-        if len(found) > 1:
-            rows.append(_row("all", name, total))
-    told = conditions(
-        tokenizer=tokenizer if transcripts is None else Path(tokenizer).name,
-        transcripts=", ".join(transcript.name for transcript in found),
-        answer_tokens=sum(stop - start for one in found for start, stop in one.answers),
-        context_tokens=sum(len(one.token_ids) for one in found),
-        model="none: answers are forced",
-    )
-    return BenchResult("acceptance", _ABOUT, told, rows)
+    options = options or AcceptanceOptions()
+    folder = resolve_checkpoint(model)
+    tokenizer = load_tokenizer(str(folder))
+    suite = load_suite(options.suite or built_in_suite(model), tokenizer)
+    if options.is_quick:
+        suite = [suite[0][:2]]
+    with load_target(model, dtype=dtype) as target:
+        target.use_kernels(load_row_kernels(EngineConfig().cache_folder()))
+        drafters = _drafters(model, folder, target, options.drafters)
+        subject = _Subject(target, drafters, _stop_ids(target, tokenizer), folder, options)
+        rows = subject.rows(suite)
+        told = conditions(
+            model=model,
+            fingerprint=fingerprint(folder),
+            dtype=str(target.dtype).removeprefix("torch."),
+            device=str(target.device),
+            concurrency=1,
+            temperature=options.temperature,
+            seed=options.seed,
+            max_tokens=options.max_tokens,
+            suite="built-in" if options.suite is None else options.suite.name,
+            conversations=len(suite),
+            requests=sum(len(requests) for requests in suite),
+            warmup=1,
+        )
+    return BenchResult("acceptance", ABOUT, told, figures_of(rows), rows)
 
 
-def _nothing(workspace: Workspace, transcript: Transcript) -> None:
-    """Sessions that know nothing of each other."""
-
-
-def _read(workspace: Workspace, transcript: Transcript) -> None:
-    for start, stop in transcript.tool_results:
-        workspace.add(transcript.token_ids[start:stop])
-
-
-def _read_and_written(workspace: Workspace, transcript: Transcript) -> None:
-    _read(workspace, transcript)
-    for start, stop in transcript.answers:
-        workspace.add(transcript.token_ids[start:stop])
-
-
-_VARIANTS: tuple[
-    tuple[str, Callable[[Workspace], Drafter], Callable[[Workspace, Transcript], None]], ...
-] = (
-    ("null", lambda _: NullDrafter(), _nothing),
-    ("lookup", lambda _: LookupDrafter(), _nothing),
-    ("suffix", lambda _: SuffixDrafter(), _nothing),
-    ("suffix-whole", lambda _: SuffixDrafter(min_reached=0.0), _nothing),
-    ("suffix+read", lambda workspace: SuffixDrafter(workspace=lambda: workspace), _read),
-    (
-        "suffix+read+written",
-        lambda workspace: SuffixDrafter(workspace=lambda: workspace),
-        _read_and_written,
-    ),
-)
-
-
-def _row(transcript: str, drafter: str, counts: Replay) -> dict[str, Value]:
-    error = counts.confidence_error
+def _drafters(
+    model: str, folder: Path, target: DenseTransformer, names: Sequence[str]
+) -> dict[str, Drafter]:
+    """Plain decoding first; the others under the names that they were asked for."""
+    if not names:
+        names = ["suffix", *(["dlite"] if drafter_beside(folder) is not None else []), "auto"]
+    print_ = fingerprint(folder)
     return {
-        "transcript": transcript,
-        "drafter": drafter,
-        "tokens": counts.num_tokens,
-        "rounds": counts.num_rounds,
-        "tau": round(counts.tau, 3),
-        "rows_per_token": round(counts.num_rows / max(1, counts.num_tokens), 2),
-        "hit": round(counts.num_accepted / max(1, counts.num_drafted), 3),
-        "confidence_error": None if error is None else round(error, 3),
+        Path(name).name: make_drafter(
+            EngineConfig(model=model, drafter=name), target, print_, Load(), unheard
+        )
+        for name in dict.fromkeys(["null", *names])
+    }
+
+
+def _stop_ids(target: DenseTransformer, tokenizer: CheckpointTokenizer) -> frozenset[int]:
+    closing_id = tokenizer.control_tokens.get(Renderer(tokenizer).traits.closer)
+    ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closing_id}
+    return frozenset(token_id for token_id in ids if token_id is not None)
+
+
+@dataclass(slots=True)
+class _Subject:
+    """A model and its drafters, asked one request after the other."""
+
+    target: DenseTransformer
+    drafters: Mapping[str, Drafter]
+    stop_ids: frozenset[int]
+    checkpoint: Path
+    options: AcceptanceOptions
+    params: SamplingParams = field(init=False)
+
+    def __post_init__(self) -> None:
+        defaults = sampling_defaults(self.checkpoint)
+        self.params = SamplingParams(temperature=self.options.temperature).with_defaults(defaults)
+
+    def rows(self, suite: Sequence[Sequence[SuiteRequest]]) -> list[dict[str, Value]]:
+        """One row a request, drafter and kind of session; the first conversation's start warms up.
+
+        Drafters take turns in who is first.
+        """
+        for _ in self._conversation(suite[0][:1]):
+            pass
+        found = [answer for requests in suite for answer in self._conversation(requests)]
+        plain = {answer.request: answer.turn.token_ids for answer in found if answer.name == "null"}
+        return [answer.row(self.options, plain[answer.request]) for answer in found]
+
+    def _conversation(self, requests: Sequence[SuiteRequest]) -> Iterator[_Answer]:
+        names = list(self.drafters)
+        with ExitStack() as stack:
+            sessions = {}
+            for name, drafter in self.drafters.items():
+                sessions[name] = Session(self.target, drafter, session_id=name)
+                stack.callback(sessions[name].close)
+                sessions[name].sync(requests[0].prompt_ids[:-_HELD_BACK] or requests[0].prompt_ids)
+            for request in requests:
+                turned = request.turn % len(names)
+                for name in (*names[turned:], *names[:turned]):
+                    yield from self._request(name, sessions[name], request)
+
+    def _request(self, name: str, session: Session, request: SuiteRequest) -> Iterator[_Answer]:
+        """Fork and restore while the session is where the request found it; then itself."""
+        if name != "null":
+            with closing(session.fork()) as fork:
+                yield self._answer(name, "fork", fork, request)
+            with tempfile.TemporaryDirectory() as folder:
+                session.save(folder)
+                with closing(Session.load(folder, self.target, self.drafters[name])) as restored:
+                    yield self._answer(name, "restored", restored, request)
+        yield self._answer(name, "fresh", session, request)
+
+    def _answer(self, name: str, kind: str, session: Session, request: SuiteRequest) -> _Answer:
+        clock, _ = bench_clock()
+        began_s = clock()
+        report = session.sync(request.prompt_ids)
+        prefill_s = clock() - began_s
+        noise = KeyedNoise.derive(self.options.seed, 0, request.prompt_ids)
+        sampler = TimedSampler(self.params, noise, clock)
+        limits = StopRules(self.stop_ids, self.options.max_tokens)
+        turn = decode_timed(self.target, session, sampler, limits, clock)
+        taps = session.hidden.states.nbytes if session.hidden is not None else 0
+        state_bytes = session.nbytes - session.kv.nbytes - taps - 8 * len(session.token_ids)
+        return _Answer(request, name, kind, turn, report.prefilled, prefill_s, state_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A request, answered."""
+
+    request: SuiteRequest
+    name: str
+    kind: str
+    turn: TimedTurn
+    num_prefilled: int
+    prefill_s: float
+    state_bytes: int
+
+    def row(self, options: AcceptanceOptions, plain_ids: Sequence[int]) -> dict[str, Value]:
+        """What the CSV has of it."""
+        request, turn = self.request, self.turn
+        return {
+            "conversation": request.conversation,
+            "turn": request.turn,
+            "drafter": self.name,
+            "session": self.kind,
+            "temperature": options.temperature,
+            "thinking": request.thinking,
+            "context_tokens": len(request.prompt_ids),
+            "prefilled_tokens": self.num_prefilled,
+            "answer_tokens": len(turn.token_ids),
+            **_counts(turn.rounds),
+            "prefill_ms": round(self.prefill_s * 1e3, 4),
+            "draft_ms": round(turn.draft_s * 1e3, 4),
+            "verify_ms": round(turn.verify_s * 1e3, 4),
+            "sample_ms": round(turn.sample_s * 1e3, 4),
+            "host_ms": round(turn.host_s * 1e3, 4),
+            "state_bytes": self.state_bytes,
+            "is_plain_answer": int(turn.token_ids == list(plain_ids)),
+        }
+
+
+def _counts(rounds: Sequence[Round]) -> dict[str, Value]:
+    """Counts over the rounds behind the prefill's token.
+
+    A stop token that no draft named is no token of a round. `slots_accepted` has the rounds that
+    accepted at least 1, 2, ... tokens, and `slots_left` those whose answer went on so long.
+    """
+    rounds = [round_ for round_ in rounds if round_.source != "prefill"]
+    num_left = sum(len(round_.token_ids) for round_ in rounds)
+    accepted, left, tokens = [], [], 0
+    for round_ in rounds:
+        accepted.append(round_.num_accepted)
+        left.append(num_left)
+        num_left -= len(round_.token_ids)
+        ends_by_bonus = round_.finish == "stop" and round_.num_accepted < len(round_.token_ids)
+        tokens += len(round_.token_ids) - ends_by_bonus
+    slots = range(1, 1 + _NUM_SLOTS)
+    return {
+        "rounds": len(rounds),
+        "tokens": tokens,
+        "drafted": sum(round_.num_drafted for round_ in rounds),
+        "accepted": sum(accepted),
+        "slots_accepted": " ".join(str(sum(n >= slot for n in accepted)) for slot in slots),
+        "slots_left": " ".join(str(sum(n >= slot for n in left)) for slot in slots),
     }

@@ -32,22 +32,25 @@ class BenchResult:
         about: What the columns are, for a person.
         conditions: Everything that the figures depend on.
         rows: One mapping a figure; all have the same keys.
+        samples: What the figures follow from, where that is kept; the CSV has them instead.
     """
 
     name: str
     about: str
     conditions: Mapping[str, Value]
     rows: Sequence[Mapping[str, Value]]
+    samples: Sequence[Mapping[str, Value]] = ()
 
     def write_csv(self, folder: Path) -> Path:
         """Write `<name>.csv` with the conditions as comment lines; returns its path."""
+        rows = self.samples or self.rows
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.name}.csv"
         with path.open("w", encoding="utf-8", newline="") as file:
             file.writelines(f"# {key}: {value}\n" for key, value in self.conditions.items())
-            writer = csv.DictWriter(file, list(self.rows[0]) if self.rows else [])
+            writer = csv.DictWriter(file, list(rows[0]) if rows else [])
             writer.writeheader()
-            writer.writerows(self.rows)
+            writer.writerows(rows)
         return path
 
 

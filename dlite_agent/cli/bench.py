@@ -65,9 +65,35 @@ def _decode(arguments: argparse.Namespace) -> BenchResult:
 
 
 def _acceptance(arguments: argparse.Namespace) -> BenchResult:
-    from dlite_agent.bench.acceptance import bench_acceptance
+    from dlite_agent.bench.acceptance import AcceptanceOptions, bench_acceptance
+    from dlite_agent.bench.acceptance_figures import read_result
+    from dlite_agent.bench.acceptance_plots import plot_acceptance
 
-    return bench_acceptance(
+    if arguments.plots is not None:
+        _make_folder("--plots", arguments.plots)
+    if arguments.from_csv is not None:
+        result = read_result(arguments.from_csv)
+    else:
+        options = AcceptanceOptions(
+            suite=arguments.suite,
+            drafters=arguments.drafters.split(",") if arguments.drafters else (),
+            temperature=arguments.temperature,
+            seed=arguments.seed,
+            max_tokens=arguments.max_tokens,
+            is_quick=arguments.quick,
+        )
+        kind = cast(DType, arguments.dtype)
+        result = bench_acceptance(arguments.model, dtype=kind, options=options)
+    if arguments.plots is not None:
+        for path in plot_acceptance(result.samples, arguments.plots):
+            note(f"wrote {path}")
+    return result
+
+
+def _replay(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.replay import bench_replay
+
+    return bench_replay(
         arguments.tokenizer or arguments.model,
         transcripts=arguments.transcripts,
         is_quick=arguments.quick,
@@ -105,7 +131,8 @@ def _overhead(arguments: argparse.Namespace) -> BenchResult:
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against transformers' and the time to read the weights", _step),
     "decode": ("tokens a second with each drafter, over those without drafts", _decode),
-    "acceptance": ("drafts that transcripts would have accepted; no model computes", _acceptance),
+    "acceptance": ("how far each drafter is accepted: fresh, forked and restored", _acceptance),
+    "replay": ("drafts that transcripts would have accepted; no model computes", _replay),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
     "overhead": ("what drafting costs on random text and prose: paired runs", _overhead),
     "quality": ("perplexity and agreement of int8 and float32 with bfloat16", _quality),
@@ -142,10 +169,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transcripts",
         type=Path,
         metavar="FOLDER",
-        help="for decode and acceptance: *.json in OpenAI's form (default: a built-in one)",
+        help="for decode and replay: *.json in OpenAI's form (default: a built-in one)",
     )
     parser.add_argument(
-        "--tokenizer", help="for acceptance: a folder with a tokenizer (default: the model's)"
+        "--tokenizer", help="for replay: a folder with a tokenizer (default: the model's)"
     )
     parser.add_argument(
         "--synthetic-acceptance",
@@ -153,6 +180,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="for decode: also a drafter that knows the text and is right with this chance",
     )
+    _add_acceptance_arguments(parser)
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
     parser.add_argument(
         "--text",
@@ -163,6 +191,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a few small shapes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write FOLDER/NAME.csv")
+
+
+def _add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("acceptance")
+    group.add_argument(
+        "--suite",
+        type=Path,
+        metavar="FILE.jsonl",
+        help='a line is {"messages": [...], "tools": [...]} or {"prompt": "..."}; every message of '
+        "an assistant is answered again (default: agents on held-out tasks, for nano)",
+    )
+    group.add_argument(
+        "--drafters",
+        metavar="A,B",
+        help="names or folders (default: suffix, dlite where the checkpoint has one, auto)",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    group.add_argument("--seed", type=int, default=0, help="of the noise")
+    group.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: 256)")
+    group.add_argument(
+        "--plots", type=Path, metavar="FOLDER", help="also write FOLDER/acceptance-*.png"
+    )
+    group.add_argument(
+        "--from-csv", type=Path, metavar="FILE", help="measure nothing; read what --csv wrote"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -182,7 +235,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         torch.set_num_threads(arguments.threads)
     if arguments.csv is not None:
-        _make_folder(arguments.csv)
+        _make_folder("--csv", arguments.csv)
     results = []
     for name in names:
         result = BENCHES[name][1](arguments)
@@ -192,11 +245,24 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             write(_text(result) + "\n")
     if arguments.json:
-        write(json.dumps({result.name: asdict(result) for result in results}))
+        write(json.dumps(_json(results)))
     return 0
 
 
-def _make_folder(folder: Path) -> None:
+def _json(results: list[BenchResult]) -> dict[str, object]:
+    """By bench; acceptance, when it is the only one, in a form of its own."""
+    from dlite_agent.bench.acceptance_figures import acceptance_json
+
+    if [result.name for result in results] == ["acceptance"]:
+        return acceptance_json(results[0])
+    kept = ("name", "about", "conditions", "rows")
+    return {
+        result.name: {name: value for name, value in asdict(result).items() if name in kept}
+        for result in results
+    }
+
+
+def _make_folder(option: str, folder: Path) -> None:
     """Make the folder before anything is measured for it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +270,7 @@ def _make_folder(folder: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(
-            f"--csv is {str(folder)!r}: {error.strerror}; name a folder that can be written"
+            f"{option} is {str(folder)!r}: {error.strerror}; name a folder that can be written"
         ) from error
 
 
