@@ -12,7 +12,9 @@ torch three times as long. On an accelerator the shortlist is copied over once a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +22,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["BlockHead", "Cell", "RecurrentCell", "TokenCell", "token_rows"]
+from dlite_agent.drafters.copy_hint import CopyCursor, Hint
+
+__all__ = ["BlockHead", "Cell", "CopyGate", "RecurrentCell", "TokenCell", "token_rows"]
 
 Numbers = npt.NDArray[np.float32]
 TokenRow = Callable[[int], Numbers]
@@ -28,6 +32,8 @@ TokenRow = Callable[[int], Numbers]
 _MAX_TABLE_BYTES = 64 * 2**20
 """A table of what every token brings to a cell is made once if it is no larger."""
 DEFAULT_SHORTLIST = 32
+_LINEAR = 30.0
+"""Above it softplus(x) is x in float32."""
 
 
 class Cell(Protocol):
@@ -61,40 +67,89 @@ class TokenCell:
         return lambda slot, previous_id, previous: self._token_row(previous_id)
 
 
+@dataclass(frozen=True, slots=True)
+class CopyGate:
+    """How a recurrent head copies what the history suggests (ours).
+
+    A hint is a candidate and how many tokens agree there. It brings `K·E(candidate) + l(agree)` to
+    the cell, and `softplus(v·g_k + b(agree))` to the candidate's logit, which is never lowered.
+
+    Attributes:
+        token_row: [2r] of a candidate: K·E(token).
+        length_rows: l, [lengths, 2r].
+        gain: v, [r].
+        bias: b, a number for each length.
+    """
+
+    token_row: TokenRow
+    length_rows: Numbers
+    gain: Numbers
+    bias: Sequence[float]
+
+    def brings(self, hint: Hint) -> Numbers:
+        """What a hint brings to the cell, [2r]."""
+        row: Numbers = self.length_rows[hint.matched]
+        return row + self.token_row(hint.token_id) if hint.matched else row
+
+    def bonus(self, hint: Hint, state: Numbers) -> float:
+        """What is added to the candidate's logit."""
+        raised = float(self.gain @ state) + self.bias[hint.matched]
+        return raised if raised > _LINEAR else math.log1p(math.exp(raised))
+
+
 class RecurrentCell:
     """A gated step (ours): `g' = z·g + (1 - z)·c`.
 
-    z = σ(a_z) and c = tanh(a_c), where a = A·E(previous token) + C·h_k + R·g + b.
+    z = σ(a_z) and c = tanh(a_c), where a = A·E(previous token) + C·h_k + R·g + b, and what a hint
+    brings.
 
     Args:
         token_row: [2r] of a token: A·E(token), gate before candidate.
         hidden_proj: C, [2r, E].
         state_proj: R, [2r, r].
         bias: b, [2r].
+        gate: Reads hints; None: there are none.
     """
 
     def __init__(
-        self, token_row: TokenRow, hidden_proj: Tensor, state_proj: Tensor, bias: Tensor
+        self,
+        token_row: TokenRow,
+        hidden_proj: Tensor,
+        state_proj: Tensor,
+        bias: Tensor,
+        gate: CopyGate | None = None,
     ) -> None:
         rank = state_proj.shape[1]
         # σ(x) = (1 + tanh(x / 2)) / 2, so that one tanh serves both halves
         half = torch.ones(2 * rank, 1, device=bias.device)
         half[:rank] = 0.5
         self._token_row = token_row
+        self.gate = gate
         self._half = _host(half)[:, 0]
         self._hidden_proj = (hidden_proj * half).t().contiguous()
         self._bias = bias * half[:, 0]
         self._state_proj = np.ascontiguousarray(_host(state_proj * half).T)  # [r, 2r]
         self._rank = rank
 
-    def start(self, hidden: Tensor) -> Callable[[int, int, Numbers | None], Numbers]:
-        """C·h + b of all slots in one product."""
+    def start(
+        self, hidden: Tensor, cursor: CopyCursor | None = None
+    ) -> Callable[[int, int, Numbers | None], Numbers]:
+        """C·h + b of all slots in one product.
+
+        Args:
+            hidden: As for any cell.
+            cursor: Hints of the history for the slot that is asked for, of a cell with a gate.
+        """
+        gate = self.gate
+        assert (gate is None) == (cursor is None), "hints are for a head that reads them"
         kind = self._hidden_proj.dtype
         of_hidden = _host(torch.addmm(self._bias, hidden.to(kind), self._hidden_proj))
         rank, half = self._rank, self._half
 
         def step(slot: int, previous_id: int, previous: Numbers | None) -> Numbers:
             total = self._token_row(previous_id) * half
+            if gate is not None and cursor is not None:
+                total += gate.brings(cursor.hint) * half
             total += of_hidden[slot]
             if previous is not None:
                 total += previous @ self._state_proj
@@ -120,6 +175,7 @@ class BlockHead:
         factor: P = W·U, [V, r]; None: every slot's best token by itself.
         cell: Gives g_k; None with `factor` None.
         shortlist: How many of a slot's best base logits are corrected; None: all of them.
+        target_ids: The target's id of each row, where the base logits are not of its vocabulary.
     """
 
     def __init__(
@@ -128,16 +184,24 @@ class BlockHead:
         cell: Cell | None,
         *,
         shortlist: int | None = DEFAULT_SHORTLIST,
+        target_ids: npt.NDArray[np.int64] | None = None,
     ) -> None:
         assert (factor is None) == (cell is None), "a correction needs both"
         self._factor = factor
         self._cell = cell
+        self._gate = cell.gate if isinstance(cell, RecurrentCell) else None
         self._shortlist = shortlist
+        self._target_ids = target_ids
 
     def draft(
-        self, base: Tensor, hidden: Tensor, anchor_id: int, min_chance: float = 0.0
+        self,
+        base: Tensor,
+        hidden: Tensor,
+        anchor_id: int,
+        min_chance: float = 0.0,
+        cursor: CopyCursor | None = None,
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Choose the best token of each slot, greedily. One host sync.
+        """Choose the best token of each slot, greedily. One host sync, and one for each hint.
 
         Args:
             base: Base logits [k, V] = W·h_k.
@@ -145,11 +209,12 @@ class BlockHead:
             anchor_id: The token before slot 0.
             min_chance: The block ends before the first token with which the product of all shares
                 is below.
+            cursor: Hints of the history; the chosen tokens are pushed.
 
         Returns:
             At most k token ids, and the probability of each among its shortlist.
         """
-        num_slots, vocab_size = base.shape
+        vocab_size = base.shape[1]
         count = min(self._shortlist or vocab_size, vocab_size)
         best = torch.topk(base, count, dim=-1, sorted=False)
         scores, candidates = _host(best.values), best.indices
@@ -157,27 +222,54 @@ class BlockHead:
             places = scores.argmax(axis=1, keepdims=True)
             ids = np.take_along_axis(candidates.cpu().numpy(), places, axis=1)[:, 0].tolist()
             return _cut(ids, _shares(scores), min_chance)
-        rows = (
-            self._factor.index_select(0, candidates.view(-1)) if self._shortlist else self._factor
-        )
-        factors = _host(rows).reshape(num_slots if self._shortlist else 1, count, -1)
         ids_of = candidates.cpu().numpy()
-        if not self._shortlist:  # in the order of the factor's rows
+        if self._shortlist:
+            rows = self._factor.index_select(0, candidates.view(-1))
+            factors = _host(rows).reshape(*ids_of.shape, -1)
+        else:  # in the order of the factor's rows
             scores, ids_of = _host(base), np.broadcast_to(np.arange(vocab_size), base.shape)
-        step = self._cell.start(hidden)
-        previous_id, state = anchor_id, None
+            factors = np.broadcast_to(_host(self._factor), (*base.shape, self._factor.shape[1]))
+        if isinstance(self._cell, RecurrentCell):
+            step = self._cell.start(hidden, cursor)
+        else:
+            step = self._cell.start(hidden)
+        previous_id, state, chance = anchor_id, None, 1.0
         chosen: list[int] = []
-        corrected = np.empty_like(scores)
-        for slot in range(num_slots):
+        shares: list[float] = []
+        for slot in range(base.shape[0]):
             state = step(slot, previous_id, state)
-            row = np.matmul(factors[slot if self._shortlist else 0], state, out=corrected[slot])
+            row = factors[slot] @ state
             row += scores[slot]
-            previous_id = int(ids_of[slot, row.argmax()])
+            at = int(row.argmax())
+            previous_id, best_score = int(ids_of[slot, at]), float(row[at])
+            if self._gate is not None and cursor is not None:
+                hint = cursor.hint
+                score = self._hinted_score(base[slot], hint, state)
+                row[ids_of[slot] == hint.token_id] = score
+                if score >= best_score:
+                    previous_id, best_score = hint.token_id, score
+                cursor.push(previous_id)
+            row -= best_score
+            share = 1.0 / float(np.exp(row, out=row).sum())
+            chance *= share
+            if chance < min_chance:
+                break
             chosen.append(previous_id)
-        return _cut(chosen, _shares(corrected), min_chance)
+            shares.append(min(share, 1.0))
+        return tuple(chosen), tuple(shares)
+
+    def _hinted_score(self, base: Tensor, hint: Hint, state: Numbers) -> float:
+        """The corrected logit of a hint's candidate, with what copying adds; -inf of none."""
+        if self._gate is None or self._factor is None or not hint.matched:
+            return -math.inf
+        known = float(_host(self._factor[hint.token_id]) @ state) + float(base[hint.token_id])
+        return known + self._gate.bonus(hint, state)
 
     def logits(self, base: Tensor, hidden: Tensor, previous_ids: Sequence[int]) -> Tensor:
-        """Corrected logits [k, V] float32 where the tokens before each slot are given."""
+        """Corrected logits [k, V] float32 where the tokens before each slot are given.
+
+        What a copying head adds to the hints is left out, and there are none.
+        """
         if self._factor is None or self._cell is None:
             return base.to(torch.float32)
         step, state = self._cell.start(hidden), None
