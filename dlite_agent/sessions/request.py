@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,6 +71,17 @@ class PrefixRequest:
     def shared_with(self, entry: Resident, *, more_than: int) -> int:
         """See `Resident.shared_with`."""
         return entry.shared_with(self.prompt, self.trail, more_than=more_than)
+
+    def search_order(self, entries: dict[str, Resident]) -> Iterator[Resident]:
+        """Its tenant's sessions: the named ones first, then the latest used."""
+        named = dict.fromkeys((*sorted(self.owned_ids), self.hint_id))
+        for session_id in named:
+            entry = entries.get(session_id) if session_id is not None else None
+            if entry is not None and entry.tenant == self.tenant:
+                yield entry
+        for session_id, entry in reversed(entries.items()):
+            if session_id not in named and entry.tenant == self.tenant:
+                yield entry
 
     def origin(self, entry: Resident) -> Origin:
         """Why a session with a common prefix is chosen."""

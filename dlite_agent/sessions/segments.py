@@ -1,15 +1,17 @@
 """Segments: KV rows of consecutive tokens in a safetensors file that is written once.
 
-A segment holds one tensor `kv` [L, 2, K, n, D]. Its name has its rows and its digest, so a changed
-segment is another file, and a manifest that names the old one stays right until it is replaced. The
-reader compares the digest of the whole file with the manifest's, so that a flipped bit anywhere in
-it is found.
+A segment holds one tensor `kv` [L, 2, K, n, D], and beside it the digest of all token ids that its
+rows were computed from. Its name has its rows and its own digest, so a changed segment is another
+file, and a manifest that names the old one stays right until it is replaced. The reader compares
+the digest of the whole file with the manifest's, so that a flipped bit anywhere in it is found, and
+the ids', so that no row is ever taken for that of another text.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,8 +88,12 @@ class SegmentShape:
         """[L, 2, K, n, D]."""
         return self.num_layers, 2, self.num_kv_heads, num_rows, self.head_dim
 
-    def header(self, num_rows: int) -> bytes:
+    def header(self, num_rows: int, prefix: str) -> bytes:
         """What stands before the numbers in a safetensors file; its length is a multiple of 8.
+
+        Args:
+            num_rows: n.
+            prefix: Digest of the ids up to the last row.
 
         Source: https://github.com/huggingface/safetensors#format.
         """
@@ -96,7 +102,8 @@ class SegmentShape:
             "shape": self.sizes(num_rows),
             "data_offsets": [0, num_rows * self.row_bytes],
         }
-        text = json.dumps({"kv": tensor}, separators=(",", ":")).encode()
+        content = {"__metadata__": {"prefix": prefix}, "kv": tensor}
+        text = json.dumps(content, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
 
@@ -126,15 +133,21 @@ def plan_segments(
     return tuple(kept), [(start, min(start + SEGMENT_ROWS, num_rows)) for start in starts]
 
 
-def write_segment(folder: Path, start: int, rows: Tensor) -> Segment:
-    """Write rows [L, 2, K, n, D], contiguous and on the host, to a new file; durable on return.
+def write_segment(folder: Path, start: int, rows: Tensor, token_ids: array[int]) -> Segment:
+    """Write rows to a new file; durable on return.
+
+    Args:
+        folder: Exists.
+        start: The first row's number.
+        rows: [L, 2, K, n, D], contiguous and on the host.
+        token_ids: The session's, at least up to the last row.
 
     Raises:
         OSError: It cannot be written.
     """
     num_layers, _, num_heads, num_rows, head_dim = rows.shape
     shape = SegmentShape(num_layers, num_heads, head_dim, rows.dtype)
-    header = shape.header(num_rows)
+    header = shape.header(num_rows, _prefix_digest(token_ids, start + num_rows))
     content = memoryview(rows.view(-1).view(torch.uint8).numpy().data)
     hashed = hashlib.sha256(header)
     hashed.update(content)
@@ -144,8 +157,16 @@ def write_segment(folder: Path, start: int, rows: Tensor) -> Segment:
     return Segment(file, start, num_rows, digest)
 
 
-def read_segment(folder: Path, segment: Segment, shape: SegmentShape) -> Tensor:
+def read_segment(
+    folder: Path, segment: Segment, shape: SegmentShape, token_ids: array[int]
+) -> Tensor:
     """The rows of a segment, [L, 2, K, n, D], verified. A file that is damaged is removed.
+
+    Args:
+        folder: Where it is.
+        segment: Which.
+        shape: Of the model's KV.
+        token_ids: The session's.
 
     Raises:
         OSError: It cannot be read.
@@ -153,15 +174,15 @@ def read_segment(folder: Path, segment: Segment, shape: SegmentShape) -> Tensor:
     """
     path = folder / segment.file
     try:
-        return _read_verified(path, segment, shape)
+        return _read_verified(path, segment, shape, _prefix_digest(token_ids, segment.end))
     except ValueError:
         with suppress(OSError):  # so that the next save writes it again
             path.unlink()
         raise
 
 
-def _read_verified(path: Path, segment: Segment, shape: SegmentShape) -> Tensor:
-    header = shape.header(segment.num_rows)
+def _read_verified(path: Path, segment: Segment, shape: SegmentShape, prefix: str) -> Tensor:
+    header = shape.header(segment.num_rows, prefix)
     size = len(header) + segment.num_rows * shape.row_bytes
     if path.stat().st_size != size:
         raise ValueError(f"{segment.file} has {path.stat().st_size} bytes instead of {size}")
@@ -173,6 +194,10 @@ def _read_verified(path: Path, segment: Segment, shape: SegmentShape) -> Tensor:
     if hashlib.sha256(content).hexdigest() != segment.digest:
         raise ValueError(f"{segment.file} has changed since it was written")
     if content[: len(header)] != header:
-        raise ValueError(f"{segment.file} is of another shape than this model's KV")
+        raise ValueError(f"{segment.file} has KV of other tokens or of another shape")
     flat = torch.frombuffer(content, dtype=shape.dtype, offset=len(header))
     return flat.view(shape.sizes(segment.num_rows))
+
+
+def _prefix_digest(token_ids: array[int], end: int) -> str:
+    return hashlib.sha256(memoryview(token_ids)[:end]).hexdigest()

@@ -176,11 +176,12 @@ class Session(Timeline):
             save_session(Path(folder), self.manifest(), self.kv)
 
     def manifest(self) -> Manifest:
-        """What a save writes about this session, without segments and labels."""
+        """What a save writes about this session, without segments."""
         ids = array("i", self.token_ids)
         model = ModelKey.of(self._target)
         start = self.last_turn_start
-        return Manifest(self.session_id, model, ids, self.kv.length, start)
+        labels = dict(self.labels)
+        return Manifest(self.session_id, model, ids, self.kv.length, start, labels=labels)
 
     @classmethod
     def load(
@@ -232,6 +233,8 @@ class Session(Timeline):
             target, drafter, state = self._target, self._drafter, self._state
             restored = yield from restore_steps(target, drafter, state, saved, num_rows, may_wait)
             self._is_draft_state_valid = self._has_answer = restored > 0
+            self.last_turn_start = min(saved.manifest.turn_start, restored)
+            self.labels = dict(saved.manifest.labels)
             return restored
 
     def _begin_turn(self, cached: int, common: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -67,6 +67,8 @@ class SessionStore:
         self._clock = clock
         self._entries: dict[str, Resident] = {}  # the least recently used first
         self._is_closed = False
+        self.on_evict: Callable[[Session], None] | None = None
+        """Is given each session before its KV goes."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +132,7 @@ class SessionStore:
         request = replace(request, drops_answers=drops_answers, tenant=tenant)
         donor, common = self._longest_prefix(request)
         if donor is None:
-            return self._begin(self._open_new(request), request, 0, turn_start), "cold"
+            return self._begin(self._open_new(request, _new_id()), request, 0, turn_start), "cold"
         origin = request.origin(donor)
         entry = self._take_or_fork(donor, common, request)
         return self._begin(entry, request, common, turn_start), origin
@@ -140,7 +142,18 @@ class SessionStore:
     ) -> Session:
         """Claim an empty session, whatever others hold; else as `acquire`."""
         request = replace(make_request(prompt_ids, answer_rows=answer_rows), tenant=tenant)
-        return self._begin(self._open_new(request), request, 0, None)
+        return self.acquire_named(request, None, None)
+
+    def acquire_named(
+        self, request: PrefixRequest, session_id: str | None, turn_start: int | None
+    ) -> Session:
+        """Claim an empty session of this name, or of a new one where it is taken or None."""
+        name = session_id if session_id and session_id not in self._entries else _new_id()
+        return self._begin(self._open_new(request, name), request, 0, turn_start)
+
+    def shared_length(self, request: PrefixRequest) -> int:
+        """How many of a prompt's tokens some session holds."""
+        return self._longest_prefix(request)[1]
 
     def coming_prefix(self, prompt_ids: Sequence[int], tenant: str = "") -> ComingPrefix | None:
         """The longest prefix that a running turn will hold soon, if waiting for it saves prefill.
@@ -235,28 +248,18 @@ class SessionStore:
         """
         best: Resident | None = None
         common = 0
-        for entry in self._search_order(request):
+        for entry in request.search_order(self._entries):
             shared = request.shared_with(entry, more_than=common)
             if shared > common:
                 best, common = entry, shared
         if best is None or self._may_take_over(best, common, request):
             return best, common
-        for entry in self._search_order(request):
+        for entry in request.search_order(self._entries):
             if not self._may_take_over(entry, common, request):
                 continue
             if request.shared_with(entry, more_than=common - 1) == common:
                 return entry, common
         return best, common
-
-    def _search_order(self, request: PrefixRequest) -> Iterator[Resident]:
-        named = dict.fromkeys((*sorted(request.owned_ids), request.hint_id))
-        for session_id in named:
-            entry = self._entries.get(session_id) if session_id is not None else None
-            if entry is not None and entry.tenant == request.tenant:
-                yield entry
-        for session_id, entry in reversed(self._entries.items()):
-            if session_id not in named and entry.tenant == request.tenant:
-                yield entry
 
     def _may_take_over(self, entry: Resident, common: int, request: PrefixRequest) -> bool:
         """Whether a session may be rewound to `common` tokens, rather than forked there.
@@ -300,9 +303,9 @@ class SessionStore:
             return donor
         return self._enter(session.fork(kept, session_id=_new_id()), request.tenant)
 
-    def _open_new(self, request: PrefixRequest) -> Resident:
+    def _open_new(self, request: PrefixRequest, session_id: str) -> Resident:
         self._make_room(request.need(num_pages))
-        chunk, session_id = self._prefill_chunk, _new_id()
+        chunk = self._prefill_chunk
         drafter = self._drafter_of(request.tenant)
         session = Session(self._target, drafter, session_id=session_id, prefill_chunk=chunk)
         return self._enter(session, request.tenant)
@@ -338,6 +341,8 @@ class SessionStore:
     def _evict(self, entry: Resident) -> None:
         session = entry.session
         logger.debug("evicted session=%s tokens=%s", session.session_id, len(session.token_ids))
+        if self.on_evict is not None:
+            self.on_evict(session)
         self.discard(session)
 
 

@@ -32,6 +32,8 @@ class Timeline:
         self.session_id = session_id
         self.last_turn_start = 0
         """Where the last turn began: the ids before it were there when its sync extended them."""
+        self.labels: dict[str, str] = {}
+        """What its owner notes beside; saved with it."""
         self._target = target
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -215,6 +216,19 @@ def test_kv_that_the_model_does_not_compute_is_not_used(
     assert_kv_is_of(target, loaded.kv, IDS, tolerance=1e-10)
 
 
+def test_kv_of_other_tokens_is_not_used(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session_of(target, IDS).save(tmp_path)
+    other = [*IDS[:20], *IDS[:20]]
+    named = replace(read_manifest(tmp_path), token_ids=array("i", other))
+    (tmp_path / MANIFEST).write_bytes(named.to_bytes())
+    with caplog.at_level(logging.WARNING):
+        loaded = Session.load(tmp_path, target, TappedLookup())
+    assert "has KV of other tokens" in caplog.text
+    assert_kv_is_of(target, loaded.kv, other, tolerance=1e-10)
+
+
 def test_another_model_is_refused(target: DenseTransformer, tmp_path: Path) -> None:
     session_of(target, IDS[:5]).save(tmp_path)
     with (
@@ -318,7 +332,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(target: DenseTransformer) -> N
 def test_what_a_crash_left_behind_is_cleared(target: DenseTransformer, tmp_path: Path) -> None:
     session = session_of(target, IDS)
     (tmp_path / "kv-00000000-16-00.safetensors.partial").write_bytes(b"half")
-    write_segment(tmp_path, 16, rows_to_host(session.kv, 0, 16))
+    write_segment(tmp_path, 16, rows_to_host(session.kv, 0, 16), session.manifest().token_ids)
     session.save(tmp_path)
     assert len(files(tmp_path)) == 3
 
