@@ -108,11 +108,14 @@ class ToolSpec:
         name: Unique within a request.
         description: For the model.
         parameters: JSON schema of the arguments.
+        strict: Whether every call of it must fit the schema, also where the model decides to call;
+            no part of the prompt.
     """
 
     name: str
     description: str = ""
     parameters: dict[str, JSON] = field(default_factory=dict)
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)

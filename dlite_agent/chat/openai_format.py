@@ -83,7 +83,10 @@ def tools_from_openai(tools: Sequence[Mapping[str, object]] | None) -> tuple[Too
             advice = f"nest at most {MAX_DEPTH} objects and lists"
             _refuse(f"tools[{i}].function.parameters", parameters, advice)
         specs[name] = ToolSpec(
-            name, _text(function.get("description")), cast(dict[str, JSON], dict(parameters))
+            name,
+            _text(function.get("description")),
+            cast(dict[str, JSON], dict(parameters)),
+            function.get("strict") is True,
         )
     return tuple(specs.values())
 

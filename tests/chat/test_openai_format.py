@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from dlite_agent.chat.messages import Message, ToolCall, ToolSpec, UnparsedToolCall
+from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec, UnparsedToolCall
 from dlite_agent.chat.openai_format import (
     message_to_openai,
     messages_from_openai,
@@ -278,7 +278,12 @@ def test_tools_are_read() -> None:
             {"name": "h", "input_schema": schema},
         ]
     )
-    assert tools == (ToolSpec("f", "d", schema), ToolSpec("g"), ToolSpec("h", "", schema))  # type: ignore[arg-type]
+    parameters = cast(dict[str, JSON], schema)
+    assert tools == (
+        ToolSpec("f", "d", parameters, strict=True),
+        ToolSpec("g"),
+        ToolSpec("h", "", parameters),
+    )
     assert tools_from_openai(None) == ()
 
 

@@ -1,0 +1,264 @@
+"""A grammar over tokens: masks for every row of a draft, bytes that are forced, the way to an end.
+
+llguidance does the parsing (decision 0005). Its matcher follows committed tokens only; a draft is
+looked at and taken back within one call, so that nothing has to be rolled back after verification.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance.numpy import (
+    allocate_token_bitmask,
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dlite_agent.errors import RequestError
+
+__all__ = ["Constraint", "GrammarCompiler", "TokenTable"]
+
+logger = logging.getLogger(__name__)
+
+_MAX_ENDING = 2048
+"""Tokens of the shortest turn that a grammar may ask for."""
+_CLOSING_MARGIN = 64
+"""Tokens that an ending may grow by between two looks at it."""
+_MAX_COMPILED = 64
+# What ends a value, a container or a parameter, tried in this order on the way to an end, behind
+# the control tokens that end a thought or a call.
+_CLOSERS = ("\n</parameter>\n", '"', "}", "]")
+
+
+class TokenTable:
+    """A vocabulary as llguidance wants it.
+
+    Args:
+        texts: Bytes of every id; of a control token its spelling, and nothing for an id that is no
+            token.
+        control_ids: Ids of control tokens.
+        stop_ids: Ids that end a turn, at least one; control tokens.
+        encode: Text to ordinary ids.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[bytes],
+        control_ids: Sequence[int],
+        stop_ids: Sequence[int],
+        encode: Callable[[str], Sequence[int]],
+    ) -> None:
+        self.tokens = list(texts)
+        self.special_token_ids = sorted(set(control_ids) | set(stop_ids))
+        self.stop_ids = list(stop_ids)
+        self.eos_token_id = self.stop_ids[0]
+        self.bos_token_id = None
+        self.encode = encode
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Ids of text; llguidance asks for those of forced bytes."""
+        return list(self.encode(text.decode("utf-8", "replace")))
+
+
+@dataclass(frozen=True, slots=True)
+class _Vocabulary:
+    """What all constraints of a target share.
+
+    Attributes:
+        vocab_size: Columns of the target's logits.
+        num_tokens: Ids that the tokenizer has.
+        stop_ids: Ids that end a turn where its grammar accepts.
+        closers: Token sequences that end something, best first.
+        executor: Computes masks.
+    """
+
+    vocab_size: int
+    num_tokens: int
+    stop_ids: frozenset[int]
+    closers: tuple[tuple[int, ...], ...]
+    executor: LLExecutor
+
+
+class GrammarCompiler:
+    """Compiles grammars for one vocabulary.
+
+    Args:
+        table: The vocabulary. Reading one of 152,000 tokens takes seconds; do it once.
+        vocab_size: Columns of the target's logits; ids beyond the table are never allowed.
+    """
+
+    def __init__(self, table: TokenTable, vocab_size: int) -> None:
+        began_s = time.perf_counter()
+        self._tokenizer = LLTokenizer(TokenizerWrapper(table), eos_token=table.stop_ids)
+        stop_ids = frozenset(table.stop_ids)
+        ends = [i for i in table.special_token_ids if table.tokens[i].startswith(b"</")]
+        closers = (*((i,) for i in ends), *(tuple(table.encode(text)) for text in _CLOSERS))
+        self._vocabulary = _Vocabulary(
+            vocab_size,
+            self._tokenizer.vocab_size,
+            stop_ids,
+            closers,
+            LLExecutor(num_threads=1),
+        )
+        self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
+        logger.debug(
+            "grammar vocabulary tokens=%d s=%.2f", len(table.tokens), time.perf_counter() - began_s
+        )
+
+    def compile(self, grammar: str, tenant: str = "") -> Constraint:
+        """A constraint at the grammar's start; compiled grammars are kept, for each tenant alone.
+
+        Args:
+            grammar: In llguidance's dialect of Lark.
+            tenant: Whose grammar it is.
+
+        Raises:
+            RequestError: The grammar holds a schema that cannot be enforced, that nothing
+                satisfies, or whose shortest answer has more than 2,048 tokens.
+        """
+        key = (tenant, grammar)
+        matcher = self._compiled.get(key)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+            if matcher.is_error():
+                raise RequestError(
+                    f"a schema of the request cannot be enforced: {_reason(matcher.get_error())}; "
+                    "simplify it, or send it with strict=false"
+                )
+            self._check_satisfiable(matcher)
+            self._compiled[key] = matcher
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(key)
+        return Constraint(matcher.deep_copy(), self._vocabulary)
+
+    def _check_satisfiable(self, matcher: LLMatcher) -> None:
+        if Constraint(matcher.deep_copy(), self._vocabulary).ending(_MAX_ENDING) is None:
+            raise RequestError(
+                "a schema of the request has no answer of fewer than "
+                f"{_MAX_ENDING} tokens; a definition that needs itself has none at all: make the "
+                "recursion optional, or lower minItems and minLength"
+            )
+
+
+class Constraint:
+    """One turn under a grammar. What it allows depends on the committed tokens alone.
+
+    Args:
+        matcher: At the turn's start; owned.
+        vocabulary: The target's.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._next_look: int | None = None
+
+    def num_valid(self, drafted: Sequence[int]) -> int:
+        """How many tokens of a draft the grammar allows; a stop id counts where it may stand."""
+        return self._matcher.validate_tokens(list(drafted))
+
+    def forced(self, budget: int) -> tuple[int, ...]:
+        """Tokens that spell the bytes which must come next, at most `budget`; often none.
+
+        The bytes are certain and their split into tokens is not, so that they are a draft.
+        """
+        return tuple(self._matcher.compute_ff_tokens()[:budget])
+
+    def masks(self, drafted: Sequence[int]) -> Tensor:
+        """Allowed tokens of the rows of a draft.
+
+        Args:
+            drafted: k tokens that the grammar allows (`num_valid`).
+
+        Returns:
+            [R, V] bool on the host: row i holds after `drafted[:i]`; R is k + 1, or less where the
+            draft holds a stop id, behind which nothing comes.
+        """
+        vocabulary = self._vocabulary
+        stop = next((i for i, token in enumerate(drafted) if token in vocabulary.stop_ids), None)
+        ahead = list(drafted[:stop])
+        bits = allocate_token_bitmask(len(ahead) + 1, vocabulary.num_tokens)
+        if ahead:
+            fill_next_token_bitmask_par_with_draft_tokens(
+                vocabulary.executor, [(self._matcher, 0, ahead)], bits
+            )
+        else:
+            fill_next_token_bitmask(self._matcher, bits)
+        allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
+        masks = torch.from_numpy(allowed).view(torch.bool)
+        missing = max(0, vocabulary.vocab_size - masks.shape[1])  # bits come in groups of 32
+        return pad(masks, (0, missing))[:, : vocabulary.vocab_size]
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Follow committed tokens.
+
+        Raises:
+            ValueError: One that the grammar does not allow.
+        """
+        for token_id in token_ids:
+            if not self._matcher.consume_token(token_id):
+                raise ValueError(f"token {token_id!r} breaks the grammar")
+
+    def closing(self, num_left: int) -> tuple[int, ...]:
+        """The tokens that end the turn in time, stop id included, once there is no room for more.
+
+        Depends on the tokens so far and `num_left` alone; looks at the grammar only where the last
+        ending that it saw comes near.
+
+        Args:
+            num_left: Tokens that the turn may still commit.
+
+        Returns:
+            Nothing while there is room, or where the grammar cannot be ended within `num_left`.
+        """
+        if self._next_look is not None and num_left > self._next_look:
+            return ()
+        ending = self.ending(num_left - 1)
+        if ending is None:
+            self._next_look = num_left - 1
+            return ()
+        self._next_look = min(num_left - 1, len(ending) + 2 * _CLOSING_MARGIN)
+        if num_left > len(ending) + 1 + _CLOSING_MARGIN:
+            return ()
+        return (*ending, min(self._vocabulary.stop_ids))
+
+    def ending(self, max_tokens: int) -> tuple[int, ...] | None:
+        """A short way to where the grammar accepts, at most `max_tokens`; None if none was found.
+
+        Takes what is forced, else what closes most, else the first token that is allowed.
+        """
+        matcher, ending = self._matcher, list[int]()
+        while not matcher.is_accepting():
+            step = self._step_to_end(max_tokens - len(ending))
+            if not step or not matcher.consume_tokens(step):
+                break
+            ending += step
+        is_over = matcher.is_accepting()
+        matcher.rollback(len(ending))
+        return tuple(ending) if is_over else None
+
+    def _step_to_end(self, room: int) -> list[int]:
+        forced = self._matcher.compute_ff_tokens()
+        if forced:
+            return forced if len(forced) <= room else []
+        for closer in self._vocabulary.closers:
+            if len(closer) <= room and self._matcher.validate_tokens(list(closer)) == len(closer):
+                return list(closer)
+        allowed = self.masks(()).flatten().nonzero()
+        return [int(allowed[0])] if room > 0 and len(allowed) else []
+
+
+def _reason(error: str) -> str:
+    """The first line of llguidance's report, without where in its own text it was."""
+    first = error.strip().splitlines()[0]
+    return first.partition("failed to compile JSON schema: ")[2] or first

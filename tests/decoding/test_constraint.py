@@ -1,0 +1,313 @@
+"""Grammars of turns over tokens: what they let through, from whatever is sampled."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+
+import jsonschema  # type: ignore[import-untyped]  # its stubs are a package of their own
+import pytest
+import torch
+
+from dlite_agent.chat.grammar import CallForm, TurnForm, turn_grammar
+from dlite_agent.chat.messages import JSON, ToolSpec
+from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
+from dlite_agent.chat.stream_parser import StreamParser
+from dlite_agent.decoding.constraint import Constraint, GrammarCompiler, TokenTable
+from dlite_agent.errors import RequestError
+from dlite_agent.testing import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+IDS = TOKENIZER.control_tokens
+STOP = IDS["<|im_end|>"]
+VOCAB = 300  # more columns than tokens
+WEATHER = ToolSpec(
+    "weather",
+    "",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+)
+NOW = ToolSpec("now", "", {"type": "object", "properties": {}})
+REQUIRED = ToolChoice("required")
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def compiler() -> GrammarCompiler:
+    texts = [TOKENIZER.token_bytes(i) for i in range(265)]
+    table = TokenTable(texts, list(IDS.values()), [STOP], TOKENIZER.encode_untrusted)
+    return GrammarCompiler(table, VOCAB)
+
+
+Start = Callable[..., Constraint]
+
+
+@pytest.fixture
+def start(compiler: GrammarCompiler) -> Start:
+    def start(
+        rules: OutputRules,
+        tools: Sequence[ToolSpec] = (WEATHER, NOW),
+        calls: CallForm = "json",
+        thought: str = "optional",
+    ) -> Constraint:
+        grammar = turn_grammar(rules, tools, TurnForm(IDS, calls, thought))  # type: ignore[arg-type]
+        assert grammar is not None
+        return compiler.compile(grammar)
+
+    return start
+
+
+def accepts(constraint: Constraint, text: str) -> bool:
+    """Whether a turn may consist of this text."""
+    ids = [*TOKENIZER.encode_template(text), STOP]
+    return constraint.num_valid(ids) == len(ids)
+
+
+@pytest.mark.parametrize(
+    ("rules", "turn", "is_allowed"),
+    [
+        (OutputRules(REQUIRED), CALL, True),
+        (OutputRules(REQUIRED), f"<think>\nHm.\n</think>\n\n{CALL}", True),
+        (OutputRules(REQUIRED), f"{CALL}\n{NOW_CALL}", True),
+        (OutputRules(REQUIRED), "No.", False),
+        (OutputRules(REQUIRED), "", False),
+        (OutputRules(REQUIRED), CALL.replace('"Oslo"', "7"), False),
+        (OutputRules(REQUIRED), CALL.replace('": ', '":'), False),
+        (OutputRules(REQUIRED), CALL.replace("}}", ', "more": 1}}'), False),
+        (OutputRules(REQUIRED), NOW_CALL.replace("{}", '{"a": 1}'), False),
+        (OutputRules(REQUIRED, parallel_tool_calls=False), CALL, True),
+        (OutputRules(REQUIRED, parallel_tool_calls=False), f"{CALL}\n{NOW_CALL}", False),
+        (OutputRules(ToolChoice("required", ("now",))), NOW_CALL, True),
+        (OutputRules(ToolChoice("required", ("now",))), f"{NOW_CALL}\n{NOW_CALL}", False),
+        (OutputRules(ToolChoice("required", ("now",))), CALL, False),
+        (OutputRules(ToolChoice("auto", ("now",))), f"Let me see.\n{NOW_CALL}", True),
+        (OutputRules(ToolChoice("auto", ("now",))), CALL, False),
+        (OutputRules(ToolChoice("none")), "The file says <tool_call", True),
+        (OutputRules(ToolChoice("none")), CALL, False),
+        (OutputRules(parallel_tool_calls=False), f"So:\n{CALL}", True),
+        (OutputRules(parallel_tool_calls=False), f"{CALL}\n{CALL}", False),
+        (OutputRules(answer=AnswerFormat({"type": "integer"})), "12", True),
+        (OutputRules(answer=AnswerFormat({"type": "integer"})), CALL, True),
+        (OutputRules(answer=AnswerFormat({"type": "integer"})), "twelve", False),
+        (OutputRules(answer=AnswerFormat()), '{"a": [1, null]}', True),
+        (OutputRules(answer=AnswerFormat()), "[1]", False),
+    ],
+)
+def test_a_turn_follows_its_rules(
+    start: Start, rules: OutputRules, turn: str, is_allowed: bool
+) -> None:
+    assert accepts(start(rules), turn) is is_allowed
+
+
+def test_a_strict_tool_fits_its_schema_also_where_the_model_decides(start: Start) -> None:
+    strict = ToolSpec(WEATHER.name, "", WEATHER.parameters, strict=True)
+    wrong = CALL.replace('"Oslo"', "7")
+    assert accepts(start(OutputRules(), [strict, NOW]), f"I look.\n{CALL}")
+    assert not accepts(start(OutputRules(), [strict, NOW]), wrong)
+    assert accepts(start(OutputRules(parallel_tool_calls=False), [WEATHER]), wrong)
+
+
+def test_a_turn_without_rules_has_no_grammar() -> None:
+    form = TurnForm(IDS)
+    assert turn_grammar(OutputRules(), (WEATHER, NOW), form) is None
+    assert turn_grammar(OutputRules(parallel_tool_calls=False), (), form) is None
+    assert turn_grammar(OutputRules(ToolChoice("none")), (), form) is None
+
+
+def test_a_turn_that_begins_inside_its_thought_ends_it_first(start: Start) -> None:
+    constraint = start(OutputRules(REQUIRED), thought="open")
+    assert accepts(constraint, f"Hm.</think>\n\n{CALL}")
+    assert not accepts(constraint, CALL)
+
+
+def test_without_thoughts_none_may_begin(start: Start) -> None:
+    assert not accepts(start(OutputRules(REQUIRED), thought="none"), f"<think>a</think>{CALL}")
+
+
+def test_calls_in_the_xml_form(start: Start) -> None:
+    def call(*lines: str) -> str:
+        body = "\n".join(lines)
+        return f"<tool_call>\n<function=weather>\n{body}\n</function>\n</tool_call>"
+
+    city = ("<parameter=city>", "a </parameter> b", "</parameter>")
+    days = ("<parameter=days>", "3", "</parameter>")
+    constraint = start(OutputRules(REQUIRED), calls="xml")
+    assert accepts(constraint, call(*city))
+    assert accepts(constraint, call(*city, *days))
+    assert accepts(constraint, "<tool_call>\n<function=now>\n</function>\n</tool_call>")
+    assert not accepts(constraint, call(*days))
+    assert not accepts(constraint, call(*city, days[0], "three", days[2]))
+
+
+def test_markers_that_are_no_tokens_are_spelled(compiler: GrammarCompiler) -> None:
+    form = TurnForm(set(), "json", "none")
+    grammar = turn_grammar(OutputRules(REQUIRED), (NOW,), form)
+    assert grammar is not None
+    ids = [*TOKENIZER.encode_untrusted(NOW_CALL), STOP]
+    assert compiler.compile(grammar).num_valid(ids) == len(ids)
+    grammar = turn_grammar(OutputRules(ToolChoice("none")), (NOW,), form)
+    assert grammar is not None
+    constraint = compiler.compile(grammar)
+    assert constraint.num_valid([*TOKENIZER.encode_untrusted("a < b"), STOP]) == 6
+    assert constraint.num_valid(ids) < len(ids)
+
+
+def test_masks_are_those_of_each_row_of_a_draft(start: Start) -> None:
+    constraint = start(OutputRules(REQUIRED))
+    constraint.advance([IDS["<tool_call>"]])
+    draft = TOKENIZER.encode_untrusted('\n{"name": "now", "arguments": {}}\n')
+    masks = constraint.masks(draft)
+    assert masks.shape == (len(draft) + 1, VOCAB)
+    assert masks.dtype == torch.bool
+    for row, token_id in enumerate(draft):
+        assert torch.equal(masks[row], constraint.masks(())[0]), "a draft leaves no trace"
+        assert bool(masks[row, token_id])
+        constraint.advance([token_id])
+    assert masks[-1].nonzero().flatten().tolist() == [IDS["</tool_call>"]]
+    assert not masks[:, 265:].any(), "ids behind the tokenizer's are never allowed"
+
+
+def test_nothing_follows_a_stop_id(start: Start) -> None:
+    constraint = start(OutputRules(answer=AnswerFormat({"type": "integer"})), ())
+    assert constraint.masks([ord("4"), STOP, ord("2")]).shape[0] == 2
+
+
+def test_what_must_come_is_drafted(start: Start) -> None:
+    constraint = start(OutputRules(ToolChoice("required", ("now",))), thought="none")
+    assert TOKENIZER.decode(constraint.forced(100)) == NOW_CALL
+    assert len(constraint.forced(11)) == 11
+
+
+def test_a_token_that_breaks_the_grammar_is_our_own_fault(start: Start) -> None:
+    with pytest.raises(ValueError, match="breaks the grammar"):
+        start(OutputRules(REQUIRED)).advance([ord("x")])
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "bogus"}, "bogus"),
+        ({"enum": []}, "Unsatisfiable"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"$ref": "#/$defs/gone"}, "gone"),
+        ({"type": "array", "items": {"type": "null"}, "minItems": 9000}, "2048"),
+        (
+            {
+                "$ref": "#/$defs/A",
+                "$defs": {
+                    "A": {
+                        "type": "object",
+                        "properties": {"next": {"$ref": "#/$defs/A"}},
+                        "required": ["next"],
+                    }
+                },
+            },
+            "recursion",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_met_is_refused(
+    start: Start, schema: dict[str, JSON], why: str
+) -> None:
+    with pytest.raises(RequestError, match=why):
+        start(OutputRules(answer=AnswerFormat(schema)), ())
+
+
+def test_a_keyword_that_cannot_be_enforced_is_left_out_unless_strict(start: Start) -> None:
+    schema: dict[str, JSON] = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    assert accepts(start(OutputRules(answer=AnswerFormat(schema, strict=False)), ()), "[1, 1]")
+
+
+def test_an_answer_is_closed_before_its_budget_ends(start: Start) -> None:
+    schema: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "tags": {"type": "array", "minItems": 2}},
+        "required": ["text", "tags"],
+    }
+    constraint = start(OutputRules(answer=AnswerFormat(schema)), (), thought="none")
+    turn = TOKENIZER.encode_untrusted('{"text": "')
+    constraint.advance(turn)
+    num_left = 150
+    while not (closing := constraint.closing(num_left)):
+        constraint.advance([ord("x")])
+        turn.append(ord("x"))
+        num_left -= 1
+    assert num_left > 60, "an ending may grow: it is not waited for to the last"
+    assert closing[-1] == STOP
+    jsonschema.validate(json.loads(TOKENIZER.decode([*turn, *closing[:-1]])), schema)
+
+
+def random_schema(rng: random.Random, depth: int = 0) -> dict[str, JSON]:
+    kinds = ["string", "integer", "boolean", "enum", "number", "null"]
+    kind = rng.choice(kinds if depth > 2 else [*kinds, "object", "array", "anyOf", "object"])
+    if kind == "object":
+        names = rng.sample(["a", "b\u00e9", "c d", 'e"f'], rng.randrange(4))
+        properties: dict[str, JSON] = {name: random_schema(rng, depth + 1) for name in names}
+        required: list[JSON] = [name for name in names if rng.random() < 0.5]
+        return {"type": "object", "properties": properties, "required": required}
+    if kind == "array":
+        low = rng.randrange(3)
+        items = random_schema(rng, depth + 1)
+        return {"type": "array", "items": items, "minItems": low, "maxItems": low + 2}
+    if kind == "anyOf":
+        return {"anyOf": [random_schema(rng, depth + 1) for _ in range(2)]}
+    if kind == "enum":
+        values: list[JSON] = ["x", 3, None, "y z"]
+        return {"enum": values[: rng.randrange(1, 5)]}
+    if kind == "string":
+        return {"type": "string", "maxLength": rng.randrange(1, 9)}
+    if kind == "integer":
+        return {"type": "integer", "minimum": -5, "maximum": rng.randrange(200)}
+    return {"type": kind}
+
+
+def random_turn(constraint: Constraint, rng: random.Random, max_tokens: int) -> list[int]:
+    """A turn of uniformly drawn allowed tokens, closed in time."""
+    turn: list[int] = []
+    while len(turn) < max_tokens:
+        closing = constraint.closing(max_tokens - len(turn))
+        if closing:
+            return [*turn, *closing]
+        allowed = constraint.masks(())[0].nonzero().flatten().tolist()
+        turn.append(rng.choice(allowed))
+        if turn[-1] == STOP:
+            return turn
+        constraint.advance(turn[-1:])
+    return turn
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_answers_fit_random_schemas(start: Start, seed: int) -> None:
+    rng = random.Random(seed)
+    schema = random_schema(rng)
+    constraint = start(OutputRules(answer=AnswerFormat(schema)), (), thought="none")
+    turn = random_turn(constraint, rng, 300)
+    if turn[-1] == STOP:
+        text = b"".join(map(TOKENIZER.token_bytes, turn[:-1])).decode()
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_calls_fit_random_schemas(start: Start, seed: int) -> None:
+    rng = random.Random(seed)
+    schema: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"value": random_schema(rng)},
+        "required": ["value"],
+    }
+    rules = OutputRules(REQUIRED, parallel_tool_calls=False)
+    constraint = start(rules, [ToolSpec("f", "", schema)], thought="none")
+    turn = random_turn(constraint, rng, 400)
+    parser = StreamParser(TOKENIZER)
+    parser.feed(turn)
+    parsed = parser.finish("stop" if turn[-1] == STOP else "length")
+    assert not parsed.unparsed or parsed.finish_reason == "length"
+    for call in parsed.message.tool_calls:
+        assert call.name == "f"
+        jsonschema.validate(call.arguments, schema)
