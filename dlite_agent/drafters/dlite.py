@@ -1,8 +1,9 @@
 # ruff: noqa: ARG002 - the Drafter protocol has these arguments
-"""DLite: drafts from the target's own hidden states of one position, and remembers nothing.
+"""DLite: drafts from the target's own hidden states of one position.
 
 What it needs of the history is in the taps of the row whose logits gave the pending token, which
-every forward yields: after a restore, a fork or a rewind the first block is like any other.
+every forward yields: after a restore, a fork or a rewind the first block is like any other. It
+remembers nothing, but for a copying head, which looks into the session's ids (ours).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from torch import Tensor
 from dlite_agent.drafters.block_head import (
     DEFAULT_SHORTLIST,
     BlockHead,
+    CopyGate,
     RecurrentCell,
     TokenCell,
     token_rows,
 )
+from dlite_agent.drafters.copy_hint import TokenHistory
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
 from dlite_agent.errors import ConfigurationError, DrafterMismatchError
 from dlite_agent.kernels.row_kernels import RowKernels
@@ -35,7 +38,9 @@ _NOTHING = DraftBlock(source="dlite")
 
 
 class DLiteDrafter:
-    """Proposes a block of `block_size` tokens, greedily. Its state is None: 0 bytes.
+    """Proposes a block of `block_size` tokens, greedily.
+
+    Its state is None, 0 bytes; with `head="copy"` the session's ids, 4 bytes each.
 
     A round costs the backbone over the block, one product with the target's packed head, and a few
     numbers a slot; nothing of it depends on the length of the history.
@@ -92,8 +97,8 @@ class DLiteDrafter:
         return self._network.weight_bytes + config.vocab_size * config.hidden_size * itemsize
 
     def start(self, token_ids: list[int]) -> DraftState | None:
-        """Nothing to remember."""
-        return None
+        """The ids of a copying head; else nothing."""
+        return TokenHistory(token_ids) if self.config.head == "copy" else None
 
     def propose(
         self,
@@ -114,18 +119,28 @@ class DLiteDrafter:
         anchor = self._target.embed(torch.tensor([pending], device=self._target.device))
         states = self._network.block_states(hidden.states, anchor, position)[:count]
         base = self._target.project(states)
-        token_ids, confidence = self.head.draft(base, states, pending, self._min_chance)
+        cursor = None if state is None else _own(state).cursor(self.config.block_size)
+        token_ids, confidence = self.head.draft(base, states, pending, self._min_chance, cursor)
         return DraftBlock(token_ids, confidence, self.name)
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
-        """Nothing to remember."""
+        """Append ids where they are read."""
+        if state is not None:
+            _own(state).append(token_ids)
 
     def truncate_to(self, state: DraftState | None, length: int) -> None:
-        """Nothing to forget."""
+        """Forget ids from `length` on."""
+        if state is not None:
+            _own(state).truncate_to(length)
 
     def fork(self, state: DraftState | None) -> DraftState | None:
-        """Nothing to copy."""
-        return None
+        """An independent copy."""
+        return None if state is None else _own(state).fork()
+
+
+def _own(state: DraftState) -> TokenHistory:
+    assert isinstance(state, TokenHistory), "the state of another drafter"
+    return state
 
 
 def load_dlite(
@@ -213,11 +228,19 @@ def _make_head(
     # W·U by the target's own packed head: r rows of E through it, [r, V]
     factor = target.project(load("out_proj.weight").t().to(target.dtype).contiguous()).t()
     token_row = token_rows(load("token_proj.weight"), target.embed, config.vocab_size)
+    gate = None
+    if config.head == "copy":
+        gate = CopyGate(
+            token_rows(load("copy_proj.weight"), target.embed, config.vocab_size),
+            load("copy_length.weight").cpu().numpy(),
+            load("copy_gain.weight")[0].cpu().numpy(),
+            load("copy_bias").tolist(),
+        )
     cell = (
         TokenCell(token_row)
         if config.head == "token"
         else RecurrentCell(
-            token_row, load("hidden_proj.weight"), load("state_proj.weight"), load("bias")
+            token_row, load("hidden_proj.weight"), load("state_proj.weight"), load("bias"), gate
         )
     )
     kept = factor.contiguous() if target.dtype == torch.float64 else factor.to(target.dtype)

@@ -28,9 +28,11 @@ FORMAT_VERSION = 1
 """Of the checkpoint; a file of another version is refused."""
 ARCHITECTURE = "DLiteDrafter"
 POSITION_FREQUENCIES = 8
+COPY_LENGTHS = 9
+"""Lengths of a match that the copying head tells apart: none, 1 to 7, and 8 or more."""
 
 Composition = Literal["sequence", "feature"]
-HeadKind = Literal["none", "token", "recurrent"]
+HeadKind = Literal["none", "token", "recurrent", "copy"]
 PositionFeature = Literal["none", "log-absolute"]
 
 
@@ -55,7 +57,8 @@ class DLiteConfig:
         num_kv_heads: K.
         head_dim: D.
         intermediate_size: Width of the SwiGLU.
-        head: What a slot knows of the block's tokens before it: nothing, the one before, or all.
+        head: What a slot knows of the block's tokens before it: nothing, the one before, or all; or
+            all of them, and what followed such tokens in the session's ids (`copy_hint`).
         rank: r of the sequential head.
         block_size: Most drafted tokens.
         rms_norm_eps: Epsilon of every norm.
@@ -244,7 +247,7 @@ def dlite_shapes(config: DLiteConfig) -> dict[str, tuple[int, ...]]:
                 "mlp.down_proj.weight": (hidden, config.intermediate_size),
             }.items()
         }
-    if config.head == "recurrent":
+    if config.head in ("recurrent", "copy"):
         shapes |= {
             "head.token_proj.weight": (2 * rank, hidden),
             "head.hidden_proj.weight": (2 * rank, hidden),
@@ -253,6 +256,13 @@ def dlite_shapes(config: DLiteConfig) -> dict[str, tuple[int, ...]]:
         }
     elif config.head == "token":
         shapes["head.token_proj.weight"] = (rank, hidden)
+    if config.head == "copy":
+        shapes |= {
+            "head.copy_proj.weight": (2 * rank, hidden),
+            "head.copy_length.weight": (COPY_LENGTHS, 2 * rank),
+            "head.copy_gain.weight": (1, rank),
+            "head.copy_bias": (COPY_LENGTHS,),
+        }
     if config.head != "none":
         shapes["head.out_proj.weight"] = (hidden, rank)
     return shapes

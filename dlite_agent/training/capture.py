@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlite_agent.drafters.copy_hint import copy_hints
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.kv_pool import KVCache
 from dlite_agent.models.target import TargetModel
@@ -42,6 +43,7 @@ def capture(
     taps: Sequence[int],
     *,
     kv: KVCache | None = None,
+    first_row: int | None = None,
     chunk: int = 512,
 ) -> Records | None:
     """Forward a transcript once, and keep the positions of its answers.
@@ -55,6 +57,7 @@ def capture(
         taps: Layers to keep, ascending; the last one must be the target's last.
         kv: Holds a prefix of the ids that ends before the first kept position, and is extended;
             None: a cache of its own, which is given back.
+        first_row: From here on every position is kept, for a window; None: those of answers only.
         chunk: Most rows of a forward.
 
     Returns:
@@ -71,20 +74,25 @@ def capture(
     ranges = [(start - 1, end - 1) for start, end in transcript.answers if end - start >= 2]
     if not ranges:
         return None
+    kept_ranges = ranges if first_row is None else [(first_row, ranges[-1][1])]
     ids = torch.tensor(transcript.token_ids, dtype=torch.int64)
     if kv is None:
         with target.new_cache() as own:
-            kept = _forward(target, ids, own, (ranges, tuple(taps)), chunk)
+            kept = _forward(target, ids, own, (kept_ranges, tuple(taps)), chunk)
     else:
-        kept = _forward(target, ids, kv, (ranges, tuple(taps)), chunk)
-    numbers = torch.cat([torch.arange(low, high) for low, high in ranges])
-    left = torch.cat([torch.arange(high - low, 0, -1) for low, high in ranges])
+        kept = _forward(target, ids, kv, (kept_ranges, tuple(taps)), chunk)
+    numbers = torch.cat([torch.arange(low, high) for low, high in kept_ranges])
+    left = torch.zeros(len(ids), dtype=torch.int32)
+    for low, high in ranges:
+        left[low:high] = torch.arange(high - low, 0, -1)
+    hints = copy_hints(transcript.token_ids, numbers.tolist())
     return Records(
         taps=torch.cat([states for states, _ in kept]),
         next_ids=ids[numbers + 1].to(torch.int32),
         best_ids=torch.cat([best for _, best in kept]).to(torch.int32),
-        left=left.to(torch.int32),
+        left=left[numbers],
         positions=(numbers + 1).to(torch.int32),
+        hints=torch.from_numpy(hints),
     )
 
 

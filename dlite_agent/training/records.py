@@ -8,7 +8,7 @@ positions; a record is a position's number. Nothing of a prompt is kept but its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ class RecordBatch:
         taps: [N, T, 1, E].
         anchor_ids: [N] int64.
         previous_ids: [N, B] int64: the token before each slot, the anchor first.
+        hints: [N, B, 2] int64: what the history suggests for each slot, and how many tokens agree
+            there (`drafters.copy_hint`).
         final_taps: [N, B, E]: the last layer's residual stream where the target chooses the slot's
             token.
         best_ids: [N, B] int64: the token that it likes best there.
@@ -42,6 +44,7 @@ class RecordBatch:
     taps: Tensor
     anchor_ids: Tensor
     previous_ids: Tensor
+    hints: Tensor
     final_taps: Tensor
     best_ids: Tensor
     valid: Tensor
@@ -61,6 +64,8 @@ class Records:
         positions: [M] int32: of the token that followed.
         marks: [M] uint8: not 0 where drafts matter more (`training.marks`); [0]: nowhere.
         scales: Of int8 codes, [M, T, groups] bfloat16; [0]: taps are numbers.
+        hints: [M, 2] int32: the token that the history suggests to follow, and how many tokens
+            agree there (`drafters.copy_hint`); [0, 2]: nothing is suggested anywhere.
     """
 
     taps: Tensor
@@ -70,6 +75,7 @@ class Records:
     positions: Tensor
     marks: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.uint8))
     scales: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bfloat16))
+    hints: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int32))
 
     def __len__(self) -> int:
         return int(self.next_ids.shape[0])
@@ -77,19 +83,26 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(getattr(self, name).nbytes for name in (*_NAMES, "marks", "scales"))
+        return sum(getattr(self, name).nbytes for name in (*_NAMES, *_OPTIONAL))
 
     @classmethod
     def join(cls, parts: Sequence[Records]) -> Records:
         """All positions of several; copies."""
         own = {name: torch.cat([getattr(part, name) for part in parts]) for name in _NAMES}
         marks = torch.cat([part.is_marked().to(torch.uint8) for part in parts])
-        return cls(**own, marks=marks, scales=torch.cat([part.scales for part in parts]))
+        hints = torch.cat([part.hinted(slice(None)) for part in parts])
+        scales = torch.cat([part.scales for part in parts])
+        return cls(**own, marks=marks, scales=scales, hints=hints)
 
     def pack(self) -> Records:
         """The same with taps as int8 codes: half the bytes, a hundredth of the size lost (ours)."""
         codes, scales = pack_taps(self.taps)
         return replace(self, taps=codes, scales=scales)
+
+    def part(self, rows: slice) -> Records:
+        """Some consecutive positions; views."""
+        kept = {item.name: getattr(self, item.name) for item in fields(self)}
+        return Records(**{name: item[rows] if len(item) else item for name, item in kept.items()})
 
     def states(self, rows: Tensor | slice) -> Tensor:
         """Taps of some positions as numbers, [..., T, E]."""
@@ -104,6 +117,12 @@ class Records:
     def is_marked(self) -> Tensor:
         """Where drafts matter more, [M] bool."""
         return self.marks > 0 if self.marks.numel() else torch.zeros(len(self), dtype=torch.bool)
+
+    def hinted(self, rows: Tensor | slice) -> Tensor:
+        """Hints of some positions, [..., 2] int32; zeros where there are none."""
+        if self.hints.numel():
+            return self.hints[rows]
+        return torch.zeros(len(self), 2, dtype=torch.int32)[rows]
 
     def usable(self) -> Tensor:
         """Numbers of the positions that are records: a token follows the anchor, [R] int64."""
@@ -132,6 +151,7 @@ class Records:
             taps=self.states(chosen).unsqueeze(2),
             anchor_ids=self.next_ids[chosen].long(),
             previous_ids=previous_ids,
+            hints=self.hinted(at).long(),
             final_taps=self.final_states(at),
             best_ids=best_ids,
             valid=reached & is_inside,
@@ -144,7 +164,7 @@ class Records:
         Raises:
             CapacityError: There was no room.
         """
-        write_tensors(path, {name: getattr(self, name) for name in (*_NAMES, "marks", "scales")})
+        write_tensors(path, {name: getattr(self, name) for name in (*_NAMES, *_OPTIONAL)})
 
     @classmethod
     def load(cls, path: Path) -> Records:
@@ -163,3 +183,4 @@ class Records:
 
 
 _NAMES = ("taps", "next_ids", "best_ids", "left", "positions")
+_OPTIONAL = ("marks", "scales", "hints")

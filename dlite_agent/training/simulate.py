@@ -64,11 +64,10 @@ def draft_blocks(student: Student, ends: FrozenEnds, records: Records, chosen: T
     blocks = []
     for part in chosen.split(_BATCH):
         batch = records.batch(part, student.config.block_size)
-        given = StudentInput(
-            batch.taps.float(), batch.anchor_ids, batch.previous_ids, batch.positions
+        given = StudentInput.of(batch)
+        blocks.append(
+            choose_blocks(student, ends, student.backbone(given), given.anchor_ids, given.hints)
         )
-        hidden = student.backbone(given)
-        blocks.append(choose_blocks(student, ends, hidden, batch.anchor_ids))
     return torch.cat(blocks)
 
 
@@ -125,18 +124,39 @@ def _last_said(records: Records, chosen: Tensor, block_size: int) -> Tensor:
     return records.next_ids[at].long().unsqueeze(1)
 
 
-def choose_blocks(student: Student, ends: FrozenEnds, hidden: Tensor, anchor_ids: Tensor) -> Tensor:
-    """The best token of each slot, one after the other, [N, B]."""
+def choose_blocks(
+    student: Student,
+    ends: FrozenEnds,
+    hidden: Tensor,
+    anchor_ids: Tensor,
+    hints: Tensor | None = None,
+) -> Tensor:
+    """The best token of each slot, one after the other, [N, B].
+
+    Hints are those behind the answer's own tokens: a block that chose others was wrong before.
+
+    Args:
+        student: Drafts.
+        ends: Of its target.
+        hidden: Slots' states before the head, [N, B, E].
+        anchor_ids: [N] int64.
+        hints: [N, B, 2] int64; read by a copying head.
+    """
     base = ends.logits(hidden)
     if student.config.head == "none":
         return base.argmax(dim=-1)
     factor = ends.logits(student.weights["head.out_proj.weight"].t())  # [r, V]
-    is_recurrent = student.config.head == "recurrent"
-    of_hidden = student.hidden_part(hidden) if is_recurrent else hidden
+    of_hidden = hidden if student.config.head == "token" else student.hidden_part(hidden)
+    is_copying = student.config.head == "copy"
     previous_ids, state = anchor_ids, None
     chosen: list[Tensor] = []
     for slot in range(hidden.shape[1]):
-        state = student.step(of_hidden[:, slot], student.token_part(previous_ids), state)
-        previous_ids = torch.addmm(base[:, slot], state, factor).argmax(dim=-1)
+        of_token = student.token_part(previous_ids)
+        hint = hints[:, slot] if is_copying and hints is not None else None
+        if hint is not None:
+            of_token = of_token + student.copy_part(hint)
+        state = student.step(of_hidden[:, slot], of_token, state)
+        logits = torch.addmm(base[:, slot], state, factor)
+        previous_ids = student.add_copies(logits, state, hint).argmax(dim=-1)
         chosen.append(previous_ids)
     return torch.stack(chosen, dim=1)

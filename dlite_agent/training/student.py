@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlite_agent.models.dlite_config import DLiteConfig, dlite_shapes
+from dlite_agent.models.dlite_config import COPY_LENGTHS, DLiteConfig, dlite_shapes
 from dlite_agent.models.dlite_network import position_waves
 from dlite_agent.training.block_layers import BlockLayers, BlockShape, History, rms_norm
+from dlite_agent.training.records import RecordBatch
 
 __all__ = ["Student", "StudentInput", "new_weights"]
 
 Embed = Callable[[Tensor], Tensor]
+Project = Callable[[Tensor], Tensor]
 
 
 class StudentInput(NamedTuple):
@@ -30,12 +32,25 @@ class StudentInput(NamedTuple):
         anchor_ids: [N] int64.
         previous_ids: [N, B] int64: the token before each slot; the first is the anchor.
         positions: [N] int64, of the anchors.
+        hints: [N, B, 2] int64, as of `RecordBatch`; read by a copying head.
     """
 
     taps: Tensor
     anchor_ids: Tensor
     previous_ids: Tensor
     positions: Tensor
+    hints: Tensor | None = None
+
+    @classmethod
+    def of(cls, batch: RecordBatch) -> StudentInput:
+        """What a student reads of a batch, float32."""
+        return cls(
+            batch.taps.float(),
+            batch.anchor_ids,
+            batch.previous_ids,
+            batch.positions,
+            batch.hints,
+        )
 
 
 def new_weights(
@@ -55,14 +70,19 @@ def new_weights(
     for name, shape in dlite_shapes(config).items():
         if name.endswith("norm.weight"):
             weights[name] = torch.ones(shape)
-        elif name.endswith(("o_proj.weight", "down_proj.weight", "head.bias", "out_proj.weight")):
+        elif name.endswith(_ZERO):
             weights[name] = torch.zeros(shape)
+        elif name == "head.copy_bias":  # a longer match is worth more
+            weights[name] = 0.5 * torch.arange(COPY_LENGTHS)
         else:
             std = 0.5 if name.endswith("embedding.weight") else shape[-1] ** -0.5
             weights[name] = torch.randn(shape, generator=generator) * std
     if final_norm is not None:
         weights["norm.weight"] = final_norm.detach().to(torch.float32).clone()
     return weights
+
+
+_ZERO = ("o_proj.weight", "down_proj.weight", "head.bias", "out_proj.weight", "copy_gain.weight")
 
 
 class Student:
@@ -82,12 +102,16 @@ class Student:
         shape = BlockShape(**{name: getattr(config, name) for name in names})
         self._layers = BlockLayers(shape, weights)
 
-    def states(self, given: StudentInput) -> Tensor:
-        """Slots' states after the head's correction, [N, B, E]: what the vocabulary projects."""
-        hidden = self.backbone(given)
+    def logits(
+        self, given: StudentInput, project: Project, history: History | None = None
+    ) -> Tensor:
+        """Logits of all slots, [N, B, V], by the target's vocabulary projection."""
+        hidden = self.backbone(given, history)
         if self.config.head == "none":
-            return hidden
-        return hidden + self.correction(hidden, given.previous_ids)
+            return project(hidden)
+        known = self.head_states(hidden, given)
+        logits = project(hidden + self.correction(known))
+        return self.add_copies(logits, known, given.hints)
 
     def backbone(self, given: StudentInput, history: History | None = None) -> Tensor:
         """Slots' states before the head, [N, B, E]; only a teacher has a history."""
@@ -99,21 +123,59 @@ class Student:
         )  # [N, B, E]
         return self._norm(self._layers.run(x, context, history), "norm.weight")
 
-    def correction(self, hidden: Tensor, previous_ids: Tensor) -> Tensor:
-        """U·g of all slots with the given tokens before them, [N, B, E]."""
-        of_token = self.token_part(previous_ids)  # [N, B, 2r or r]
+    def states(self, given: StudentInput) -> Tensor:
+        """Slots' states after the head's correction, [N, B, E], without what is copied."""
+        hidden = self.backbone(given)
+        if self.config.head == "none":
+            return hidden
+        return hidden + self.correction(self.head_states(hidden, given))
+
+    def correction(self, known: Tensor) -> Tensor:
+        """U·g of slots, [..., E], from g [..., r]."""
+        return functional.linear(known, self.weights["head.out_proj.weight"])
+
+    def head_states(self, hidden: Tensor, given: StudentInput) -> Tensor:
+        """States g of all slots with the given tokens before them, [N, B, r]."""
+        of_token = self.token_part(given.previous_ids)  # [N, B, 2r or r]
         if self.config.head == "token":
-            return functional.linear(of_token, self.weights["head.out_proj.weight"])
+            return of_token
+        if self.config.head == "copy":
+            of_token = of_token + self.copy_part(given.hints)
         of_hidden = self.hidden_part(hidden)
         states: list[Tensor] = []
         for slot in range(hidden.shape[1]):
             previous = states[-1] if states else None
             states.append(self.step(of_hidden[:, slot], of_token[:, slot], previous))
-        return functional.linear(torch.stack(states, dim=1), self.weights["head.out_proj.weight"])
+        return torch.stack(states, dim=1)
 
     def token_part(self, token_ids: Tensor) -> Tensor:
         """What tokens [...] bring to the cell, [..., 2r]; to a token head g itself, [..., r]."""
         return functional.linear(self._embed(token_ids), self.weights["head.token_proj.weight"])
+
+    def copy_part(self, hints: Tensor | None) -> Tensor:
+        """What hints [..., 2] bring to the cell, [..., 2r]."""
+        assert hints is not None, "a copying head reads hints"
+        copy_ids, lengths = hints.unbind(-1)
+        of_length = functional.embedding(lengths, self.weights["head.copy_length.weight"])
+        of_token = functional.linear(self._embed(copy_ids), self.weights["head.copy_proj.weight"])
+        return of_length + of_token * (lengths > 0).unsqueeze(-1)
+
+    def add_copies(self, logits: Tensor, known: Tensor, hints: Tensor | None) -> Tensor:
+        """Logits [..., V] with what the copying head adds to the hints' tokens.
+
+        Args:
+            logits: Of the corrected states.
+            known: g, [..., r].
+            hints: [..., 2].
+        """
+        if self.config.head != "copy":
+            return logits
+        assert hints is not None, "a copying head reads hints"
+        copy_ids, lengths = hints.unbind(-1)
+        bias = self.weights["head.copy_bias"][lengths]
+        gain = functional.linear(known.float(), self.weights["head.copy_gain.weight"]).squeeze(-1)
+        bonus = (functional.softplus(gain + bias) * (lengths > 0)).to(logits.dtype)
+        return logits.scatter_add(-1, copy_ids.unsqueeze(-1), bonus.unsqueeze(-1))
 
     def hidden_part(self, hidden: Tensor) -> Tensor:
         """What slots' states [..., E] bring to the head's cell, [..., 2r]."""
