@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.chat.messages import Message
+from dlite_agent.chat.past_requests import PastRequest
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.replay import ReplayPlan, plan_replay
 from dlite_agent.chat.stop_strings import StopStrings
@@ -33,6 +34,7 @@ class AdmittedRequest:
     Attributes:
         request: As it came, but for its tools, which are in the form that came first.
         memory: Of its tenant.
+        sent: What came, to tell what is different the next time.
         plan: Which assistant turns are spliced; its key is what the answer's keys continue.
         prompt: The ids.
         sampling: Resolved: no field is None, but that of a budget that was not asked for.
@@ -44,6 +46,7 @@ class AdmittedRequest:
 
     request: ChatRequest
     memory: TenantMemory
+    sent: PastRequest
     plan: ReplayPlan
     prompt: RenderedPrompt
     sampling: SamplingParams
@@ -70,6 +73,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     _check(request, model.target.config.vocab_size)
     stops = StopStrings(request.stop) if request.stop else None
     memory = model.tenants.of(request.tenant)
+    sent = PastRequest.of(request.messages, request.tools, request.template_kwargs)
     if model.config.reuse == "session":
         request = replace(request, tools=memory.tools.first_seen(request.tools))
     seed = seed_key(request.tools, request.template_kwargs)
@@ -84,6 +88,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     return AdmittedRequest(
         request,
         memory,
+        sent,
         plan,
         prompt,
         sampling,

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dlite_agent.chat.logprobs import TokenLogprob
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
+from dlite_agent.chat.miss import Miss
 
 __all__ = [
     "FinishReason",
@@ -54,6 +55,8 @@ class TurnStats:
         replayed: For each assistant message of the prompt: spliced as generated, or rendered.
         diverged_message: Index of the first message that differs from what the session holds,
             or None.
+        miss: What differed from the conversation's last turn and what it cost; None where nothing
+            did.
         prompt_hash: blake2b-128 of the prompt's ids, hex: what "lossless" is relative to.
         seed: The seed in use.
         sampling: The resolved sampling parameters: temperature, top_k, top_p, max_tokens, and those
@@ -87,6 +90,7 @@ class TurnStats:
     total_s: float = 0.0
     replayed: tuple[Replay, ...] = ()
     diverged_message: int | None = None
+    miss: Miss | None = None
     prompt_hash: str = ""
     seed: int = 0
     sampling: dict[str, float | int] = field(default_factory=dict)

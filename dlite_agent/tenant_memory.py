@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from dlite_agent.chat.past_requests import PastRequests
 from dlite_agent.chat.renderer import Renderer
 from dlite_agent.chat.tool_forms import ToolForms
 from dlite_agent.chat.turn_handles import HandleSigner, TurnHandles
@@ -26,6 +27,7 @@ class TenantMemory:
         handles: Ids and handles of earlier turns.
         known: What earlier turns rendered or sampled.
         tools: Lists of tools as they came first.
+        past: What its conversations looked like at their last turn.
         hints: Client's hint → session that answered it last.
     """
 
@@ -34,6 +36,7 @@ class TenantMemory:
     handles: TurnHandles = field(default_factory=TurnHandles)
     known: KnownTokens = field(default_factory=KnownTokens)
     tools: ToolForms = field(default_factory=ToolForms)
+    past: PastRequests = field(default_factory=PastRequests)
     hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
 
     def session_of_hint(self, hint: str | None) -> str | None:

@@ -127,6 +127,8 @@ class _Turn:
         record.admitted.memory.known.add(prompt.token_ids, keys, kept.token_ids)
         self._remember(parsed, kept)
         stats = record.stats(parsed, model.drafter_reason, self._contention_notes())
+        sent = record.admitted.sent.with_answer(parsed.message)
+        record.admitted.memory.past.remember(self.session.session_id, sent)
         _log(stats, parsed.finish_reason)
         if finish == "cancelled":
             return
@@ -266,11 +268,12 @@ class _Turn:
 
 
 def _log(stats: TurnStats, finish_reason: str) -> None:
+    miss = stats.miss
     rate = stats.completion_tokens / stats.decode_s if stats.decode_s else 0.0
     logger.info(
         "turn session=%s origin=%s prompt=%d cached=%d prefill=%d rewound=%d new=%d sampled=%d "
         "rounds=%d tau=%.2f batch=%.1f queue_s=%.3f ttft_s=%.3f total_s=%.3f "
-        "decode_tok_s=%.1f finish=%s",
+        "decode_tok_s=%.1f miss=%s miss_tokens=%d miss_message=%s finish=%s",
         stats.session_id,
         stats.origin,
         stats.prompt_tokens,
@@ -286,6 +289,9 @@ def _log(stats: TurnStats, finish_reason: str) -> None:
         stats.ttft_s,
         stats.total_s,
         rate,
+        miss.cause if miss is not None else None,
+        miss.tokens if miss is not None else 0,
+        miss.message_index if miss is not None else None,
         finish_reason,
     )
 

@@ -13,6 +13,7 @@ import numpy as np
 from dlite_agent.admission import AdmittedRequest
 from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.logprobs import TokenLogprob
+from dlite_agent.chat.miss import Miss, explain_miss
 from dlite_agent.chat.stream_parser import ParsedTurn, StopCut
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
@@ -171,6 +172,7 @@ class TurnRecord:
                 for turn in self.admitted.plan.turns
             ),
             diverged_message=self._diverged_message(report),
+            miss=self._miss(report),
             prompt_hash=_prompt_hash(prompt.token_ids),
             seed=sampling.seed,
             sampling=_in_use(sampling),
@@ -178,6 +180,15 @@ class TurnRecord:
             drafter=drafter,
             notes=tuple(dict.fromkeys((*prompt.notes, *parsed.notes, *notes))),
         )
+
+    def _miss(self, report: SyncReport) -> Miss | None:
+        """What differs from the conversation's last turn; to be asked before this one is kept."""
+        admitted = self.admitted
+        past = admitted.memory.past.closest(admitted.sent)
+        if past is None:
+            return None
+        cached = report.cached
+        return explain_miss(past, admitted.sent, admitted.plan, admitted.prompt, cached)
 
     def _by_source(self, count: Callable[[Round], int]) -> dict[str, int]:
         """Sums over the rounds that had a draft."""

@@ -33,6 +33,7 @@ __all__ = [
     "TurnForm",
     "canonical_arguments",
     "chain_keys",
+    "lone_keys",
     "reasoning_digest",
     "seed_key",
     "turn_forms",
@@ -71,6 +72,11 @@ def chain_keys(messages: Sequence[Message], seed: bytes) -> tuple[bytes, ...]:
         key = _message_key(key, message, message.tool_calls, ordinal)
         keys.append(key)
     return tuple(keys)
+
+
+def lone_keys(messages: Sequence[Message]) -> tuple[bytes, ...]:
+    """Key of each message by itself, whatever stands before it."""
+    return tuple(_message_key(b"", message, message.tool_calls, -1) for message in messages)
 
 
 class TurnForm(NamedTuple):
