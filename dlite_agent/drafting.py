@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from dlite_agent.chat.messages import Message
+from dlite_agent.chat.renderer import Renderer
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.asking_cost import frozen_asking_s, measure_asking_s
 from dlite_agent.decoding.controller import Controller, Source
@@ -16,9 +18,11 @@ from dlite_agent.decoding.load import Load
 from dlite_agent.drafters.dlite import DLiteDrafter, load_dlite
 from dlite_agent.drafters.drafter import Drafter, DraftState
 from dlite_agent.drafters.load import (
+    BESIDE_NAME,
+    copying_drafter,
     drafter_beside,
-    drafter_folder,
     explain_drafter,
+    is_loaded_drafter,
     load_drafter,
 )
 from dlite_agent.drafters.suffix import SuffixState
@@ -30,12 +34,14 @@ from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_
 from dlite_agent.models.target import TargetModel
 from dlite_agent.models.weights import fingerprint as fingerprint_of
 from dlite_agent.models.weights import resolve_checkpoint
+from dlite_agent.tokenizer import load_tokenizer
 
-__all__ = ["TenantDrafters", "cost_table_of", "make_drafter", "make_drafters"]
+__all__ = ["TenantDrafters", "cost_table_of", "make_drafter", "make_drafters", "question_ids"]
 
 logger = logging.getLogger(__name__)
 
 _BUDGET_S = 1.0
+_QUESTION = "Write a Python function that returns the n-th Fibonacci number, and explain it."
 
 
 class TenantDrafters:
@@ -94,12 +100,11 @@ def make_drafters(
 
     def copying(tenant: str) -> Drafter:
         workspace = None if workspaces is None else partial(workspaces.of, tenant)
-        return load_drafter(config.drafter, target.config, workspace)
+        return copying_drafter(config.drafter, target.config, workspace)
 
-    folder = drafter_folder(config.drafter, checkpoint)
-    if folder is not None:
-        dlite = _load_dlite(config, folder, target)
-        return TenantDrafters(lambda _: dlite)
+    if is_loaded_drafter(config.drafter):
+        loaded = _load_named(config, checkpoint, target, report)
+        return TenantDrafters(lambda _: loaded)
     if config.drafter != "auto":
         return TenantDrafters(copying)
     computing = _sources_beside(config, checkpoint, target)
@@ -127,6 +132,33 @@ def make_drafter(
 ) -> Drafter:
     """The drafter of an engine that serves nobody else; see `make_drafters`."""
     return make_drafters(config, target, fingerprint, load, report).of()
+
+
+def _load_named(
+    config: EngineConfig,
+    checkpoint: Path,
+    target: TargetModel,
+    report: Callable[[str, float], None],
+) -> Drafter:
+    """The drafter with weights that an option names, tested on a question of our own."""
+    beside = drafter_beside(checkpoint)
+    if config.drafter == BESIDE_NAME and beside is not None:
+        return _load_dlite(config, beside, target)
+    report("drafter", 0.0)
+    return load_drafter(
+        config.drafter,
+        target,
+        fingerprint_of(checkpoint),
+        kernels=None if config.audit else load_row_kernels(config.cache_folder()),
+        test_prompt=question_ids(checkpoint),
+        progress=lambda _stage, share: report("drafter", share),
+    )
+
+
+def question_ids(checkpoint: Path) -> list[int]:
+    """A question in a checkpoint's own template, for `drafters.self_test`."""
+    renderer = Renderer(load_tokenizer(str(checkpoint)))
+    return list(renderer.render([Message("user", _QUESTION)]).token_ids)
 
 
 def _sources_beside(config: EngineConfig, checkpoint: Path, target: TargetModel) -> list[Source]:

@@ -38,6 +38,7 @@ _SIDE_FILES = frozenset(
     "vocab.json merges.txt "
     "special_tokens_map.json added_tokens.json model.safetensors.index.json".split()
 )
+_INDEX_FILES = ("config.json", "model.safetensors.index.json")
 _OFFLINE_ADVICE = (
     "check the name and the connection, or give the path of a folder; 'nano' needs no download"
 )
@@ -148,14 +149,20 @@ class HubSource:
             else None
         )
 
-    def fetch(self, progress: Progress | None) -> Path:
+    def fetch(self, progress: Progress | None, *, weights_only: bool = False) -> Path:
         """Download what is needed and not yet there into the hub's cache.
+
+        Args:
+            progress: Called with `"download"` and a fraction.
+            weights_only: Neither the tokenizer nor its template is needed.
 
         Raises:
             CapacityError: The disk has less room than the files need.
             ModelNotFoundError: The connection broke.
         """
         needed = [name for name in self._sizes if _is_needed(name)]
+        if weights_only:
+            needed = [name for name in needed if name in _INDEX_FILES or name not in _SIDE_FILES]
         missing_bytes = sum(self._sizes[name] for name in needed if self._cached(name) is None)
         self._check_disk(missing_bytes)
         total, done, folder = sum(self._sizes[name] for name in needed) or 1, 0, Path()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlite_agent.drafters.load import explain_drafter, load_drafter
+from dlite_agent.drafters.load import copying_drafter, explain_drafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.sampling import KeyedNoise
@@ -16,13 +16,13 @@ from dlite_agent.testing import tiny_config
     [("auto", "suffix"), ("null", "null"), ("lookup", "lookup"), ("suffix", "suffix")],
 )
 def test_option_names_a_drafter_and_says_why(name: str, made: str) -> None:
-    assert load_drafter(name, tiny_config()).name == made
+    assert copying_drafter(name, tiny_config()).name == made
     assert explain_drafter(name, tiny_config()).startswith(f"{made}: ")
 
 
 def test_unknown_name_lists_what_exists() -> None:
     with pytest.raises(DrafterMismatchError, match=r"'eagle3'.*'auto', 'null', 'lookup', 'suffix'"):
-        load_drafter("eagle3", tiny_config())
+        copying_drafter("eagle3", tiny_config())
 
 
 def test_null_drafter_proposes_and_remembers_nothing() -> None:

@@ -1,0 +1,95 @@
+"""A public drafter by folder or hub name: its config first, its weights once that is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dlite_agent.errors import UnsupportedCheckpointError
+from dlite_agent.models.block_config import BlockConfig, block_shapes
+from dlite_agent.models.checkpoint_source import (
+    CheckpointSource,
+    FolderSource,
+    HubSource,
+    Progress,
+    open_source,
+)
+from dlite_agent.models.drafter_format import DrafterFormat, read_format
+from dlite_agent.models.drafter_shapes import block_config_of, check_manifest, eagle3_config_of
+from dlite_agent.models.drafter_tensors import DrafterTensors
+from dlite_agent.models.eagle3_network import Eagle3Config
+from dlite_agent.models.target import TargetConfig
+
+__all__ = ["OpenDrafter", "open_drafter", "read_block_drafter"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDrafter:
+    """A drafter whose tensors are all there, of the right names and shapes, and not yet read."""
+
+    found: DrafterFormat
+    config: BlockConfig | Eagle3Config
+    tensors: DrafterTensors
+
+
+def open_drafter(name: str, target: TargetConfig, progress: Progress | None = None) -> OpenDrafter:
+    """Open a drafter.
+
+    Args:
+        name: A folder or a hub name.
+        target: Its target.
+        progress: Called with `"download"` and a fraction.
+
+    Raises:
+        ModelNotFoundError: Nothing has this name, or a file is missing.
+        UnsupportedCheckpointError: It is of a kind that is not read (pickles never are), or a
+            tensor is missing, unknown or of a wrong shape.
+        DrafterMismatchError: It is for another target; no weights were downloaded.
+        CapacityError: The disk has no room for it.
+    """
+    source = open_source(name, None)
+    found = read_format(_config(source, name), name, target)
+    if isinstance(source, HubSource):
+        folder = source.fetch(progress, weights_only=True)
+    else:
+        folder = source.fetch(progress)
+    tensors = DrafterTensors(folder, name)
+    shapes = tensors.shapes
+    make = eagle3_config_of if found.family == "eagle3" else block_config_of
+    config: BlockConfig | Eagle3Config = make(found, shapes)
+    check_manifest(config, found, shapes)
+    return OpenDrafter(found, config, tensors)
+
+
+def read_block_drafter(name: str, target: TargetConfig) -> tuple[BlockConfig, dict[str, Tensor]]:
+    """The tensors of a DSpark, DFlash or DFlash2 drafter, e.g. to start another from.
+
+    Args:
+        name: A folder or a hub name.
+        target: Its target.
+
+    Returns:
+        Its config, and the tensors of `block_shapes` as they are stored.
+
+    Raises:
+        UnsupportedCheckpointError: It is of another kind; or as in `open_drafter`.
+        DrafterMismatchError: It is for another target.
+    """
+    opened = open_drafter(name, target)
+    if not isinstance(opened.config, BlockConfig):
+        raise UnsupportedCheckpointError(
+            f"{name!r} is an {opened.found.family} drafter, and a DSpark or DFlash one is wanted"
+        )
+    names = block_shapes(opened.config)
+    return opened.config, {tensor: opened.tensors.read(tensor) for tensor in names}
+
+
+def _config(source: CheckpointSource, name: str) -> dict[str, object]:
+    config = source.read_json("config.json")
+    if config is None or not isinstance(source, FolderSource | HubSource):
+        raise UnsupportedCheckpointError(
+            f"{name!r} is no folder of config.json and *.safetensors, and drafters are read from "
+            "those only; convert it, or use another"
+        )
+    return dict(config)
