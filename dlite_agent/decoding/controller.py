@@ -11,7 +11,7 @@ from dlite_agent.decoding.draft_length import best_length
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.round_clock import RoundClock
 from dlite_agent.decoding.source import AskedSource, Candidate, Occasion, Prices, Source
-from dlite_agent.decoding.track_record import NO_CELL, TrackRecord
+from dlite_agent.decoding.track_record import NO_CELL, Purse, TrackRecord
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.cost_table import MAX_ROWS, CostTable
@@ -33,7 +33,7 @@ class _Part:
     """A source's part of a session."""
 
     drafts: DraftState | None
-    record: TrackRecord = field(default_factory=TrackRecord)
+    record: TrackRecord
 
 
 @dataclass(slots=True)
@@ -120,7 +120,11 @@ class Controller:
 
     def start(self, token_ids: list[int]) -> ControllerState:
         """Start every source; nothing is known of the session."""
-        parts = [_Part(asked.source.drafter.start(token_ids)) for asked in self.asked_sources]
+        purse, part = Purse(), 1.0 / len(self.asked_sources)
+        parts = [
+            _Part(asked.source.drafter.start(token_ids), TrackRecord(purse, part))
+            for asked in self.asked_sources
+        ]
         return ControllerState(parts, len(token_ids))
 
     def propose(
@@ -188,8 +192,9 @@ class Controller:
     def fork(self, state: DraftState | None) -> ControllerState:
         """An independent copy, with what was learnt."""
         own = _own(state)
+        purse = replace(own.parts[0].record.purse)
         parts = [
-            _Part(asked.source.drafter.fork(part.drafts), part.record.copy())
+            _Part(asked.source.drafter.fork(part.drafts), part.record.copy(purse))
             for part, asked in zip(own.parts, self.asked_sources, strict=True)
         ]
         return replace(own, parts=parts, unread=own.unread.copy(), asked=[], sent=None)
@@ -241,8 +246,9 @@ class Controller:
             if own.round_number < part.record.wakes_at:
                 continue
             usual_s = asked.usual_gain_s - asked.asking_s
+            known_s = best.gain_s if best is not None else 0.0
             is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
-            if best is not None and usual_s <= best.gain_s and not is_time_to_look:
+            if number and usual_s <= known_s and not is_time_to_look:
                 continue
             if not _may_ask(own, part, asked, prices):
                 continue

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dlite_agent.decoding.acceptance import AcceptanceCounts
 
-__all__ = ["ASKING_SHARE", "NO_CELL", "STAKE_SHARE", "TrackRecord"]
+__all__ = ["ASKING_SHARE", "NO_CELL", "STAKE_SHARE", "Purse", "TrackRecord"]
 
 NO_CELL = -1
 """Stands for the evidence of a token that another source proposed."""
@@ -19,18 +19,50 @@ ASKING_SHARE = 0.005
 having earned it."""
 
 # In plain rounds: what a new session may stake before a draft was right, and ask for before it has
-# earned anything, and the most that earlier success lets a source lose when a phase of the text
-# ends. With the shares above, less than 3 % of a turn of 128 tokens.
+# earned anything, and the most that earlier success lets it lose when a phase of the text ends.
+# With the shares above, 3 % of a turn of 128 tokens.
 _GRACE_ROUNDS = 2.0
 _GRACE_ASKING_ROUNDS = 0.3
 _MAX_BALANCE_ROUNDS = 8.0
 _MAX_ASKING_ROUNDS = 1.0
-_WINNINGS_ROUNDS = 4.0
-"""Balance for rows from which on it pays for asking too."""
+_ROWS_ROUNDS = 1.0
+"""What is kept of the balance for rows where it pays for asking, so that an answer can be used."""
 
 _BIAS_STEP = 0.15
 _BIAS_KEPT = 0.97
 _MAX_CHANCE = 0.999
+
+
+@dataclass(slots=True)
+class Purse:
+    """What a session may stake on drafts, whichever source they come from.
+
+    It earns a share of every round, pays for drafted rows, and gets a plain round back for every
+    token that was accepted.
+
+    Attributes:
+        stake_s: Seconds of the cost table.
+        plain_s: This turn's share of a plain forward.
+    """
+
+    stake_s: float = 0.0
+    plain_s: float = 0.0
+    _settled_at: int = -1
+
+    def settle(self, round_number: int, plain_s: float) -> None:
+        """Add what the rounds since the last call have earned."""
+        self.plain_s = plain_s
+        if self._settled_at < 0:
+            self.stake_s = _GRACE_ROUNDS * plain_s
+        else:
+            passed_s = plain_s * (round_number - self._settled_at)
+            self.stake_s = min(self.stake_s + STAKE_SHARE * passed_s, _MAX_BALANCE_ROUNDS * plain_s)
+        self._settled_at = round_number
+
+    def earn(self) -> None:
+        """Book an accepted token."""
+        most = max(_MAX_BALANCE_ROUNDS * self.plain_s, self.stake_s)
+        self.stake_s = min(self.stake_s + self.plain_s, most)
 
 
 @dataclass(slots=True)
@@ -41,22 +73,24 @@ class TrackRecord:
     whether it was drafted or not. So a source is learnt about in plain rounds too, and no forward
     is spent on finding out.
 
-    Two balances bound what drafting can lose, in seconds of the cost table. Each earns a share of
-    every round. One pays the host time of asking the source. The other pays for drafted rows, and
-    gets a plain round back for every token that was accepted; while it is well filled it pays for
-    asking too, where that gains more than it costs. What neither can pay for is not done.
+    Balances bound what drafting can lose, in seconds of the cost table. The session's purse pays
+    for drafted rows. The source's own balance pays the host time of asking it, and earns its part
+    of a share of every round; while there is more in the purse than rows need, that pays for asking
+    too, where asking gains more than it costs. What cannot be paid for is not done.
 
     Attributes:
+        purse: The session's; one for all sources.
+        asking_part: Of what all sources may be asked for, this one's.
         counts: By evidence, of this session.
         bias: Recent surprise, in log-odds: when a phase of the text ends, all evidence misjudges.
-        stake_s: Balance for drafted rows.
         asking_s: Balance for host time.
         wakes_at: Round number before which the source is not asked.
     """
 
+    purse: Purse = field(default_factory=Purse)
+    asking_part: float = 1.0
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     bias: float = 0.0
-    stake_s: float = 0.0
     asking_s: float = 0.0
     wakes_at: int = 0
     _settled_at: int = -1
@@ -65,11 +99,10 @@ class TrackRecord:
     _chances: Sequence[float] = ()
     _next: int = 0
     _num_staked: int = 0  # of the watched tokens, how many are in the forward
-    _plain_s: float = 0.0
 
-    def copy(self) -> TrackRecord:
-        """An independent copy."""
-        return replace(self, counts=self.counts.copy())
+    def copy(self, purse: Purse) -> TrackRecord:
+        """An independent copy in a session with another purse."""
+        return replace(self, purse=purse, counts=self.counts.copy())
 
     def settle(
         self, round_number: int, plain_s: float, asking_s: float, usual_gain_s: float = math.inf
@@ -82,25 +115,29 @@ class TrackRecord:
             asking_s: Host time of asking.
             usual_gain_s: What asking gains on average; no success pays for what gains less.
         """
-        self._plain_s = plain_s
+        purse = self.purse
+        purse.settle(round_number, plain_s)
         if self._settled_at < 0:
-            self.stake_s = _GRACE_ROUNDS * plain_s
-            self.asking_s = max(min(4.0 * asking_s, _GRACE_ASKING_ROUNDS * plain_s), asking_s)
+            grace_s = self.asking_part * _GRACE_ASKING_ROUNDS * plain_s
+            self.asking_s = min(4.0 * asking_s, grace_s)
         else:
             passed_s = plain_s * (round_number - self._settled_at)
-            self.stake_s = min(self.stake_s + STAKE_SHARE * passed_s, _MAX_BALANCE_ROUNDS * plain_s)
             most = max(_MAX_ASKING_ROUNDS * plain_s, 4.0 * asking_s)
-            self.asking_s = min(self.asking_s + ASKING_SHARE * passed_s, most)
+            self.asking_s = min(self.asking_s + self._asking_share * passed_s, most)
         self._settled_at = round_number
         if self.asking_s >= asking_s:
             self.asking_s -= asking_s
-        elif usual_gain_s > asking_s and self.stake_s >= _WINNINGS_ROUNDS * plain_s:
-            self.stake_s -= asking_s
+        elif usual_gain_s > asking_s and purse.stake_s >= asking_s + _ROWS_ROUNDS * plain_s:
+            purse.stake_s -= asking_s
         else:
             missing = asking_s - self.asking_s
-            self.wakes_at = round_number + math.ceil(missing / (ASKING_SHARE * plain_s))
+            self.wakes_at = round_number + math.ceil(missing / (self._asking_share * plain_s))
             return False
         return True
+
+    @property
+    def _asking_share(self) -> float:
+        return self.asking_part * ASKING_SHARE
 
     def chance(self, cell: int, prior: float) -> float:
         """How probable a token of a cell is to be right, given the engine's estimate."""
@@ -123,7 +160,7 @@ class TrackRecord:
         Args:
             costs_s: Seconds of the forward with 0, 1, ... of them.
         """
-        limit = costs_s[0] + self.stake_s
+        limit = costs_s[0] + self.purse.stake_s
         if costs_s[-1] <= limit:
             return len(costs_s) - 1
         return max(0, sum(cost <= limit for cost in costs_s) - 1)
@@ -131,7 +168,7 @@ class TrackRecord:
     def stake(self, num_tokens: int, cost_s: float) -> None:
         """Pay for the rows of the first tokens of the watched block."""
         self._num_staked = num_tokens
-        self.stake_s -= cost_s
+        self.purse.stake_s -= cost_s
 
     def see(self, token_ids: Sequence[int], engine: AcceptanceCounts) -> None:
         """Compare committed tokens with the watched block.
@@ -151,13 +188,9 @@ class TrackRecord:
                 engine.observe(cell, is_hit=is_hit)
                 self.bias = _BIAS_KEPT * self.bias + _BIAS_STEP * (is_hit - self._chances[at])
                 if is_hit and at < self._num_staked:
-                    self._earn()
+                    self.purse.earn()
             self._next = at + 1 if is_hit else len(self._ids)
 
     def forget(self) -> None:
         """Watch nothing."""
         self._ids, self._next, self._num_staked = (), 0, 0
-
-    def _earn(self) -> None:
-        most = max(_MAX_BALANCE_ROUNDS * self._plain_s, self.stake_s)
-        self.stake_s = min(self.stake_s + self._plain_s, most)
