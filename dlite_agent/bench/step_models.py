@@ -19,7 +19,7 @@ from dlite_agent.models.target import TargetConfig
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import load_target, resolve_checkpoint
 
-__all__ = ["SHAPES", "Subject", "open_subject"]
+__all__ = ["SHAPES", "Subject", "filled_cache", "open_subject"]
 
 _RANDOM_20M = TargetConfig(
     architecture="Qwen3ForCausalLM",
@@ -82,7 +82,7 @@ class Subject:
 
     def our_step(self, context: int, rows: int) -> Callable[[], None]:
         """One forward of M rows behind `context` cached ones, which leaves the cache as it was."""
-        kv = _filled(self.target, context)
+        kv = filled_cache(self.target, context)
         ids, every = _ids(self.target, rows), list(range(rows))
 
         def step() -> None:
@@ -176,7 +176,8 @@ def _pattern(target: DenseTransformer, rows: int) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _filled(target: DenseTransformer, rows: int) -> KVCache:
+def filled_cache(target: DenseTransformer, rows: int) -> KVCache:
+    """A cache with so many rows, which cost no forward."""
     kv = target.new_cache()
     kv.reserve(rows)
     for layer in range(target.config.num_layers):

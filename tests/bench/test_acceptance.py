@@ -20,7 +20,7 @@ from dlite_agent.drafters.load import BESIDE_NAME
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import write_dlite
-from dlite_agent.models.weights import fingerprint, load_target
+from dlite_agent.models.weights import load_target
 from tests.dlite_models import random_weights
 from tests.tiny_checkpoint import write_checkpoint
 
