@@ -59,8 +59,15 @@ class EngineConfig:
         max_context: Most tokens (prompt and answer) of one session; None: what the checkpoint, or
             `rope_scaling`, allows.
         max_kv_bytes: Budget of the KV pool in bytes; None: a quarter of the free memory.
+        max_host_bytes: Budget for sessions that a GPU has no room for, in host memory; None: a
+            quarter of what is free there. Not used on a CPU, where the KV pool is host memory.
+        kv_disk: Keep every session on disk, so that another process goes on with it: a folder,
+            `"auto"` for `sessions` in the cache folder, or `"off"` (`docs/guides/restart.md`).
+        max_disk_bytes: Budget for the sessions of this model on disk.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
+        idle: Use the time in which nobody asks for anything to build what the next prompt will begin
+            with, where that differs from what was sampled. On a CPU not while a tool runs.
         reuse: `"session"`; `"prefix"` (longest prefix of the rendered text's tokens, no replay) and
             `"none"` exist as baselines.
         isolation: Run the model in a thread of this process or in a process of its own.
@@ -88,8 +95,12 @@ class EngineConfig:
     rope_scaling: RopeScaling | Mapping[str, object] | str | None = None
     max_context: int | None = None
     max_kv_bytes: int | None = None
+    max_host_bytes: int | None = None
+    kv_disk: str = "off"
+    max_disk_bytes: int = 10 * 2**30
     prefill_chunk: int = 256
     history: HistoryMode = "auto"
+    idle: bool = True
     reuse: ReusePolicy = "session"
     isolation: Isolation = "thread"
     threads: int | None = None
@@ -113,16 +124,17 @@ class EngineConfig:
                 )
         if self.rope_scaling is not None:  # frozen, and still under construction
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
-        limits = "max_context max_kv_bytes prefill_chunk threads max_batch max_queue"
-        for name in limits.split():
+        limits = "max_context max_kv_bytes max_host_bytes max_disk_bytes prefill_chunk threads"
+        for name in (*limits.split(), "max_batch", "max_queue"):
             value = make_whole(self, name)
             if value is not None and value < 1:
                 raise ConfigurationError(
                     f"{name} is {value!r}, but must be at least 1; leave it out for the default"
                 )
-        if not self.cache_dir:
-            raise ConfigurationError("cache_dir is ''; name a folder, or use 'auto' or 'off'")
-        for name in ("reproducible", "audit"):
+        empty = [name for name in ("cache_dir", "kv_disk") if not getattr(self, name)]
+        if empty:
+            raise ConfigurationError(f"{empty[0]} is ''; name a folder, or use 'auto' or 'off'")
+        for name in ("reproducible", "audit", "idle"):
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise ConfigurationError(f"{name} is {value!r}; use True or False")
@@ -142,6 +154,21 @@ class EngineConfig:
                 return None
             named = home / ".cache"
         return named / "dlite-agent"
+
+    def kv_folder(self, environ: Mapping[str, str] | None = None) -> Path | None:
+        """The folder that `kv_disk` means, which need not exist; None for no folder.
+
+        Raises:
+            ConfigurationError: It is in the cache folder, and there is none.
+        """
+        if self.kv_disk != "auto":
+            return None if self.kv_disk == "off" else Path(self.kv_disk).expanduser()
+        cache = self.cache_folder(environ)
+        if cache is None:
+            raise ConfigurationError(
+                "kv_disk is 'auto', but there is no cache folder; name a folder for kv_disk"
+            )
+        return cache / "sessions"
 
     @classmethod
     def from_env(

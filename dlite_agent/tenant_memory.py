@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dlite_agent.chat.past_requests import PastRequests
@@ -60,6 +61,7 @@ class TenantMemories:
         renderer: Of the tenant without a name, and the pattern of the others'.
         secret: Signs the handles of turns.
         max_tenants: Most of them, at least 1; the least recently seen is forgotten.
+        prepare: Is given each new memory with its tenant, to fill it with what is kept elsewhere.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class TenantMemories:
         secret: bytes,
         *,
         max_tenants: int = 256,
+        prepare: Callable[[str, TenantMemory], None] | None = None,
     ) -> None:
         self._renderer = renderer
         self._secret = secret
         self._max_tenants = max_tenants
+        self._prepare = prepare
         self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
 
     def of(self, tenant: str = "") -> TenantMemory:
@@ -82,6 +86,8 @@ class TenantMemories:
                 renderer=self._renderer.sibling() if tenant else self._renderer,
                 handles=TurnHandles(signer=HandleSigner(self._secret, tenant)),
             )
+            if self._prepare is not None:
+                self._prepare(tenant, memory)
         self._memories.move_to_end(tenant)
         if len(self._memories) > self._max_tenants:
             self._memories.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
@@ -62,7 +63,8 @@ class CheckpointTokenizer:
             )
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        state = json.loads(self._backend.to_str())
+        stored = self._backend.to_str()
+        state = json.loads(stored)
         if state["model"]["type"] != "BPE" or "ByteLevel" not in json.dumps(state["decoder"]):
             raise UnsupportedCheckpointError(
                 f"the tokenizer of {name!r} is no byte-level BPE; "
@@ -81,6 +83,12 @@ class CheckpointTokenizer:
         state["added_tokens"] = []
         self._untrusted = Backend.from_str(json.dumps(state))
         self._check_untrusted(name)
+        self._digests = [_digest(stored), _digest(str(tokenizer.chat_template))]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the vocabulary and of the template: what messages become which ids by."""
+        return "-".join(self._digests)
 
     @property
     def control_tokens(self) -> Mapping[str, int]:
@@ -150,6 +158,10 @@ class CheckpointTokenizer:
                     "ordinary text, so a message that quotes it could not be told from the "
                     "template; use another checkpoint"
                 )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def load_tokenizer(model: str, *, revision: str | None = None) -> CheckpointTokenizer:

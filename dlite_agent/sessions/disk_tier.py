@@ -7,14 +7,15 @@ process at a time owns a folder.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import shutil
 import threading
-from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,13 +24,16 @@ from torch import Tensor
 from dlite_agent.errors import CheckpointError
 from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
-from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder
+from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder, write_file
 from dlite_agent.sessions.checkpoint import (
     SavedSession,
     open_checkpoint,
     segment_shape,
     write_checkpoint,
 )
+from dlite_agent.sessions.disk_journal import journal_line, journal_text, load_journal
+from dlite_agent.sessions.disk_writer import DiskWriter
+from dlite_agent.sessions.journal import Journal, JournalRecord
 from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
 from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey, read_manifest
 from dlite_agent.sessions.segments import Segment, plan_segments
@@ -76,11 +80,7 @@ class _Job:
 
     entry: _Entry
     manifest: Manifest
-    rows: list[tuple[int, Tensor]] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for _, block in self.rows)
+    rows: list[tuple[int, Tensor]]
 
 
 def model_folder(root: Path, target: TargetModel) -> Path:
@@ -106,9 +106,6 @@ class DiskTier:
         self._target = target
         self._shape = segment_shape(target.new_cache().pool)
         self._changed = threading.Condition()
-        self._jobs: deque[_Job] = deque()
-        self._backlog_bytes = 0
-        self._is_closed = False
         self._complaint = ""
         with explained("keep sessions in", self.folder):
             make_folder(self.folder)
@@ -118,8 +115,7 @@ class DiskTier:
             except BaseException:
                 self._lock.close()
                 raise
-        self._writer = threading.Thread(target=self._run, name="dlite disk tier", daemon=True)
-        self._writer.start()
+        self._writer = DiskWriter()
 
     @property
     def used_bytes(self) -> int:
@@ -157,9 +153,9 @@ class DiskTier:
             self._complain(kept.session_id, f"it is larger than max_disk_bytes={self.max_bytes}")
             return False
         num_bytes = sum(end - start for start, end in new) * self._shape.row_bytes
-        with self._changed:
-            if self._jobs and self._backlog_bytes + num_bytes > _MAX_BACKLOG_BYTES:
-                return False
+        backlog = self._writer.num_bytes
+        if backlog and backlog + num_bytes > _MAX_BACKLOG_BYTES:
+            return False
         rows = [(start, rows_to_host(session.kv, start, end)) for start, end in new]
         with self._changed:
             if entry is None:
@@ -170,10 +166,41 @@ class DiskTier:
                 Segment("", start, end - start, "") for start, end in new
             )
             entry.num_jobs += 1
-            self._jobs.append(_Job(entry, replace(manifest, segments=segments), rows))
-            self._backlog_bytes += num_bytes
-            self._changed.notify_all()
+        job = _Job(entry, replace(manifest, segments=segments), rows)
+        self._writer.put(partial(self._write, job), num_bytes)
         return True
+
+    def attach(self, tenant: str, journal: Journal, made_by: str) -> None:
+        """Fill a tenant's empty journal with what is on disk, and keep on disk what it gets.
+
+        Args:
+            tenant: Whose.
+            journal: Its records are written behind the turns, each before its session's KV.
+            made_by: See `disk_journal.journal_text`.
+        """
+        path = self.folder / f"journal-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"
+        try:
+            is_same = load_journal(path, journal, made_by)
+            size = path.stat().st_size if is_same else 0
+        except OSError as error:
+            logger.warning("journal=%s is not used: %s", path, error)
+            return
+
+        def write(text: bytes, *, is_whole: bool) -> int:
+            self._writer.put(partial(self._write_journal, path, text, is_whole), len(text))
+            return len(text)
+
+        if not is_same:
+            size = write(journal_text(journal, made_by), is_whole=True)
+
+        def listen(key: bytes, record: JournalRecord) -> None:
+            nonlocal size
+            if size > 2 * journal.max_bytes:  # most of it has been forgotten since
+                size = write(journal_text(journal, made_by), is_whole=True)
+            else:
+                size += write(journal_line(key, record), is_whole=False)
+
+        journal.listener = listen
 
     def open(self, kept: KeptSession, num_rows: int) -> SavedSession | None:
         """Begin to read a session; None, with a warning, where it cannot be used.
@@ -207,20 +234,12 @@ class DiskTier:
 
     def flush(self) -> None:
         """Wait until everything is written, or could not be."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._backlog)
+        self._writer.flush()
 
     def close(self) -> None:
         """Write what waits and let others have the folder. Idempotent."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._writer.join()
+        self._writer.close()
         self._lock.close()
-
-    @property
-    def _backlog(self) -> bool:
-        return any(entry.num_jobs for entry in self._entries.values()) or bool(self._jobs)
 
     def _complain(self, session_id: str, complaint: str) -> None:
         """Warn once, and not at every turn."""
@@ -253,27 +272,36 @@ class DiskTier:
 
     # ---- below: the writer's thread ----------------------------------------------------------
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._is_closed)
-                if not self._jobs:
-                    return
-                job = self._jobs.popleft()
+    def _write(self, job: _Job) -> None:
+        durable = job.entry.durable
+        try:
             durable = self._written(job)
-            entry = job.entry
-            with self._changed:
-                self._backlog_bytes -= job.nbytes
-                entry.num_jobs -= 1
-                entry.durable = durable
-                if entry.num_jobs == 0 and durable is None:
-                    self._entries.pop(entry.kept.session_id, None)
-                elif entry.num_jobs == 0:  # now it is what is there, whatever was planned
-                    assert durable is not None
-                    entry.segments = durable.segments
-                    entry.kept = KeptSession.of(durable, entry.kept.nbytes, entry.kept.used_at)
-                self._changed.notify_all()
-            self._keep_budget()
+        finally:
+            self._finish(job.entry, durable)
+        self._keep_budget()
+
+    def _finish(self, entry: _Entry, durable: Manifest | None) -> None:
+        """A write is over: `durable` is what is on the disk."""
+        with self._changed:
+            entry.num_jobs -= 1
+            entry.durable = durable
+            if entry.num_jobs == 0 and durable is None:
+                self._entries.pop(entry.kept.session_id, None)
+            elif entry.num_jobs == 0:  # now it is what is there, whatever was planned
+                assert durable is not None
+                entry.segments = durable.segments
+                entry.kept = KeptSession.of(durable, entry.kept.nbytes, entry.kept.used_at)
+            self._changed.notify_all()
+
+    def _write_journal(self, path: Path, text: bytes, is_whole: bool) -> None:
+        try:
+            if is_whole:
+                write_file(path, [text])
+            else:
+                with path.open("ab") as file:
+                    file.write(text)
+        except OSError as error:
+            self._complain("journal", error.strerror or str(error))
 
     def _written(self, job: _Job) -> Manifest | None:
         """Write a job; returns what is on the disk then."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dlite_agent.errors import ConfigurationError
@@ -65,6 +65,8 @@ class Journal:
         self._records: OrderedDict[tuple[bytes, bytes], JournalRecord] = OrderedDict()
         self._digests: dict[bytes, list[bytes]] = {}  # per key, the newest last
         self._nbytes = 0
+        self.listener: Callable[[bytes, JournalRecord], None] | None = None
+        """Is told each record that is kept."""
 
     def __len__(self) -> int:
         """How many turns are remembered."""
@@ -87,6 +89,8 @@ class Journal:
         self._records[key, record.reasoning_digest] = compact
         self._digests.setdefault(key, []).append(record.reasoning_digest)
         self._nbytes += compact.nbytes
+        if self.listener is not None:
+            self.listener(key, compact)
         while self._nbytes > self.max_bytes:
             self._forget(next(iter(self._records)))
 
@@ -98,6 +102,11 @@ class Journal:
             records.append(self._records[key, digest])
         records.reverse()
         return tuple(records)
+
+    def records(self) -> Iterator[tuple[bytes, JournalRecord]]:
+        """All records with their keys, the least recently used first."""
+        for (key, _), record in self._records.items():
+            yield key, record
 
     def clear(self) -> None:
         """Forget everything."""

@@ -6,17 +6,23 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Never
 
+import torch
+
+from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.steps import Steps
-from dlite_agent.errors import CapacityError
+from dlite_agent.errors import CapacityError, CheckpointError
+from dlite_agent.models.device import free_memory_bytes
+from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.checkpoint import SavedSession
 from dlite_agent.sessions.disk_tier import DiskTier
 from dlite_agent.sessions.host_tier import HostTier
+from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.kept import KeptSession, Tier
 from dlite_agent.sessions.request import PrefixRequest
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.store import SessionStore
 
-__all__ = ["Rate", "Tiers"]
+__all__ = ["Rate", "Tiers", "open_tiers"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +82,17 @@ class Tiers:
         """All sessions of all tiers but the pool."""
         return [(name, kept) for name, tier in self._tiers.items() for kept in tier.sessions()]
 
+    def attach(self, tenant: str, journal: Journal, made_by: str) -> None:
+        """Keep a tenant's journal on disk, if there is such a tier; see `DiskTier.attach`."""
+        if self.disk is not None:
+            self.disk.attach(tenant, journal, made_by)
+
+    def hints(self, tenant: str) -> list[tuple[str, str]]:
+        """What a tenant's clients called the kept sessions, the latest used last."""
+        sessions = [kept for _, kept in self.kept() if kept.tenant == tenant and kept.hint]
+        sessions.sort(key=lambda kept: kept.used_at)
+        return [(kept.hint, kept.session_id) for kept in sessions]
+
     def note_prefill(self, num_rows: int, seconds: float) -> None:
         """Count a prefill, for what it would take instead of a fetch."""
         if num_rows >= _MIN_GAIN and seconds > 0:
@@ -94,7 +111,7 @@ class Tiers:
         self.disk.save(session)
 
     def restore_steps(
-        self, request: PrefixRequest, turn_start: int, may_wait: Callable[[], bool]
+        self, request: PrefixRequest, turn_start: int | None, may_wait: Callable[[], bool]
     ) -> Steps[Never, Session | None]:
         """Claim a session that holds more of a prompt than any in the pool, from a tier; or None.
 
@@ -129,6 +146,8 @@ class Tiers:
             if restored == 0:
                 self._store.release(session)
         if restored == 0:
+            if saved is not None and saved.problem:
+                self._tiers[name].remove([kept.session_id])
             return None
         logger.info(
             "restored session=%s from=%s tokens=%d of=%d", kept.session_id, name, restored, common
@@ -158,6 +177,7 @@ class Tiers:
         self._store.on_evict = None
         for tier in self._tiers.values():
             tier.close()
+        self._tiers, self.disk = {}, None
 
     def _keep(self, session: Session) -> None:
         """A session loses its KV in the pool."""
@@ -187,6 +207,21 @@ class Tiers:
     def _note_read(self, name: Tier, saved: SavedSession) -> None:
         if saved.read_s > 0:
             self._reads[name].add(saved.num_bytes, saved.read_s)
+
+
+def open_tiers(config: EngineConfig, store: SessionStore, target: TargetModel) -> Tiers:
+    """The tiers of an engine. One whose folder cannot be used is left out, with a warning."""
+    host = disk = None
+    if target.device.type != "cpu":
+        free_bytes = free_memory_bytes(torch.device("cpu"))
+        host = HostTier(config.max_host_bytes or free_bytes // 4)
+    folder = config.kv_folder()
+    if folder is not None:
+        try:
+            disk = DiskTier(folder, target, config.max_disk_bytes)
+        except CheckpointError as error:
+            logger.warning("no session is kept on disk: %s", error)
+    return Tiers(store, host=host, disk=disk, is_measured=not config.reproducible)
 
 
 def _may_continue(kept: KeptSession, common: int, request: PrefixRequest) -> bool:

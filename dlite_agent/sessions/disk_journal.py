@@ -1,0 +1,94 @@
+"""The journal of one tenant in a file of lines, each with a digest of its own.
+
+Lines are appended, so a crash costs the last one at most. What is damaged is left out: its turn is
+rendered as it comes back, which may cost a prefill and is never wrong.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+from array import array
+from pathlib import Path
+
+from dlite_agent.sessions.journal import Journal, JournalRecord
+
+__all__ = ["journal_line", "journal_text", "load_journal"]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_DIGEST_CHARS = 16
+
+
+def journal_line(key: bytes, record: JournalRecord) -> bytes:
+    """A record as a line."""
+    content = {
+        "key": key.hex(),
+        "reasoning": record.reasoning_digest.hex(),
+        "session_id": record.session_id,
+        "ids": base64.b64encode(array("i", record.token_ids).tobytes()).decode(),
+    }
+    return _signed(json.dumps(content, separators=(",", ":")).encode())
+
+
+def journal_text(journal: Journal, made_by: str) -> bytes:
+    """A whole file.
+
+    Args:
+        journal: What is in it.
+        made_by: Digests of the tokenizer and the template: of other ones the ids mean nothing.
+    """
+    head = json.dumps({"format": _FORMAT, "made_by": made_by}).encode()
+    lines = [journal_line(key, record) for key, record in journal.records()]
+    return b"".join([_signed(head), *lines])
+
+
+def load_journal(path: Path, journal: Journal, made_by: str) -> bool:
+    """Read a file into an empty journal.
+
+    Returns:
+        The file holds what the journal holds then, and nothing else; False: write it anew.
+
+    Raises:
+        OSError: It is there and cannot be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return False
+    head = _verified(lines[0]) if lines else None
+    if head is None or json.loads(head) != {"format": _FORMAT, "made_by": made_by}:
+        logger.info("journal=%s is of another tokenizer or template, or damaged; not used", path)
+        return False
+    num_damaged = 0
+    for line in lines[1:]:
+        content = _verified(line)
+        if content is None:
+            num_damaged += 1
+            continue
+        fields = json.loads(content)
+        ids: array[int] = array("i")
+        ids.frombytes(base64.b64decode(fields["ids"]))
+        record = JournalRecord(ids, bytes.fromhex(fields["reasoning"]), fields["session_id"])
+        journal.record(bytes.fromhex(fields["key"]), record)
+    if num_damaged:
+        logger.warning(
+            "journal=%s: %d of %d turns are damaged and will be rendered as they come back",
+            path,
+            num_damaged,
+            len(lines) - 1,
+        )
+    return len(journal) == len(lines) - 1
+
+
+def _signed(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest()[:_DIGEST_CHARS].encode() + b" " + content + b"\n"
+
+
+def _verified(line: bytes) -> bytes | None:
+    """The content of a line, or None if it is not as it was written."""
+    content = line[_DIGEST_CHARS + 1 : -1]
+    return content if _signed(content) == line else None
