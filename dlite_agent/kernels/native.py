@@ -1,4 +1,4 @@
-"""Compile `row_kernels.c` for this machine's processor, once.
+"""Compile the C sources of this folder for this machine's processor, once.
 
 GCC on Linux only: its OpenMP runtime is the one that torch brings, so that both share one pool of
 threads. Without a compiler, or where something fails, the forward runs on torch's operators alone.
@@ -19,7 +19,7 @@ __all__ = ["build_library"]
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("row_kernels.c")
+_SOURCES = tuple(sorted(Path(__file__).parent.glob("*.[ch]")))
 _FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 _COMPILE_TIMEOUT_S = 120.0
 
@@ -54,7 +54,8 @@ def _key(compiler: str) -> str:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S
     )
-    parts = (_SOURCE.read_bytes(), " ".join(_FLAGS).encode(), version.stdout, target.stdout)
+    sources = b"\0".join(source.read_bytes() for source in _SOURCES)
+    parts = (sources, " ".join(_FLAGS).encode(), version.stdout, target.stdout)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
@@ -63,7 +64,8 @@ def _compile(compiler: str, library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / library.name
-        command = [compiler, *_FLAGS, "-o", str(built), str(_SOURCE), *_openmp(), "-lm"]
+        units = [str(source) for source in _SOURCES if source.suffix == ".c"]
+        command = [compiler, *_FLAGS, "-o", str(built), *units, *_openmp(), "-lm"]
         subprocess.run(command, capture_output=True, check=True, timeout=_COMPILE_TIMEOUT_S)
         built.replace(library)
     logger.info("native_kernels=compiled library=%s", library)

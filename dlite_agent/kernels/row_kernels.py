@@ -95,8 +95,24 @@ class RowKernels:
         self.heads.argtypes = [_pointer, _pointer, _count]
         self.attend = library.dlite_attend
         self.attend.argtypes = [_pointer]
-        for function in (self._norm, self._swiglu, self.heads, self.attend):
+        self.pack = library.dlite_pack
+        self.pack.argtypes = [_pointer, _pointer, _pointer, ctypes.c_int]
+        self.unpack_rows = library.dlite_unpack_rows
+        self.unpack_rows.argtypes = [_pointer, _pointer, _count, _pointer]
+        self.linear = library.dlite_linear
+        self.linear.argtypes = [_pointer, _pointer, _count, *[_pointer] * 4, ctypes.c_int]
+        self.attention_half = library.dlite_attention_half
+        self.ffn_half = library.dlite_ffn_half
+        self.attention_half.argtypes = self.ffn_half.argtypes = [_pointer, _pointer]
+        self.layers = library.dlite_layers
+        self.layers.argtypes = [_pointer, _count, _pointer]
+        for function in (
+            *(self._norm, self._swiglu, self.heads, self.attend, self.pack, self.unpack_rows),
+            *(self.linear, self.attention_half, self.ffn_half, self.layers),
+        ):
             function.restype = None
+        self.has_tiles = bool(library.dlite_tiles())
+        """The processor's matrix unit computes the products; this process may use it."""
 
     def supports(self, dtype: torch.dtype, device: torch.device, shape: HeadShape) -> bool:
         """The kernels compute in this type, there, with heads of this size."""
@@ -181,6 +197,11 @@ class RowPlan:
         """A session's rows are few enough for `attend`; more are faster elsewhere."""
         shared = num_rows * shape.num_heads // shape.num_kv_heads
         return num_rows <= _FEW_ROWS and shared <= _MAX_ROWS
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the structs `heads` and `attention`, for `kernels.row_layers`."""
+        return ctypes.addressof(self._heads), ctypes.addressof(self._attention)
 
     def place(self, qkv: Tensor, pool: tuple[Tensor, Tensor], norm: HeadNorm) -> None:
         """Norm and rotate the heads: queries to `queries`, keys and values to their pool rows.

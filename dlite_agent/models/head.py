@@ -7,7 +7,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlite_agent.config import Quantization
-from dlite_agent.models.linear import make_linear
+from dlite_agent.kernels.row_kernels import RowKernels
+from dlite_agent.kernels.row_linear import RowLinear
+from dlite_agent.models.linear import Linear, make_linear
 
 __all__ = ["NUM_RESCORED", "VocabularyHead", "best_candidates"]
 
@@ -24,23 +26,40 @@ class VocabularyHead:
     does not depend on the other rows. Costs 110 µs a row at V = 49,152 and 140 µs at 151,936 (one
     core), where the projection takes 3,000 and 17,000.
 
-    With int8 levels the 64 are computed from the rows before they were quantized.
+    Compiled kernels (`use_kernels`) return every logit in float32, so nothing is computed again,
+    except with int8 levels: there the 64 are computed from the rows before they were quantized.
 
     Args:
-        rows: [V, E]. Kept for bfloat16: a tied head shares the embedding's rows, an untied one
-            costs them once more (2·V·E bytes).
+        rows: [V, E]. Kept for bfloat16 without kernels, and for int8: a tied head shares the
+            embedding's rows, an untied one costs them once more (2·V·E bytes).
         quantize: As for `make_linear`.
     """
 
     def __init__(self, rows: Tensor, quantize: Quantization | None = None) -> None:
-        self._linear = make_linear(rows, quantize)
+        self._linear: Linear = make_linear(rows, quantize)
+        self._packed: RowLinear | None = None
+        self._is_quantized = quantize is not None
         self._wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         self._rows = rows if rows.dtype == torch.bfloat16 else None
         self.nbytes = self._linear.nbytes
 
+    def use_kernels(self, kernels: RowKernels) -> RowLinear | None:
+        """Compute with compiled kernels from now on.
+
+        Returns:
+            The projection, which can give its rows; None where they are not exact (int8).
+        """
+        self._packed = RowLinear(kernels, self._linear.parts(), is_wide=True)
+        self._linear = make_linear(torch.empty(0, 0))
+        if self._is_quantized:
+            return None
+        self._rows = None
+        return self._packed
+
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] in float32 (float64 for a float64 model) of normalised states [R, E]."""
-        logits = self._linear(hidden).to(self._wide)
+        packed = self._packed
+        logits = packed(hidden) if packed else self._linear(hidden).to(self._wide)
         if self._rows is None:
             return logits
         ids = best_candidates(logits, min(NUM_RESCORED, logits.shape[1]))  # [R, 64]

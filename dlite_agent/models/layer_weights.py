@@ -12,6 +12,7 @@ from torch import Tensor
 from dlite_agent.config import Quantization
 from dlite_agent.kernels.norm import HeadScale, RMSNorm
 from dlite_agent.kernels.rotary import pair_order
+from dlite_agent.kernels.row_linear import WeightParts
 from dlite_agent.models.linear import Linear, make_linear
 from dlite_agent.models.target import TargetConfig
 
@@ -159,6 +160,10 @@ class _Biased:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Residual + x·Wᵀ + b."""
         return self._linear.add_to(residual, x).add_(self._bias)
+
+    def parts(self) -> WeightParts:
+        """Those of the product, and the bias."""
+        return self._linear.parts()._replace(bias=self._bias)
 
 
 def _load_head_norm(

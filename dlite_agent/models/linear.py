@@ -1,7 +1,8 @@
 """The seam through which every matrix product with a weight goes.
 
-`make_linear` picks the layout that was measured fastest for the type and device; callers see
-`Linear`. On a CPU, weights move into large memory pages (`kernels.large_pages`).
+`make_linear` picks the layout that was measured fastest for the type and device among torch's
+operators; callers see `Linear`. A weight is arranged at its first product, so that compiled kernels
+(`kernels.row_linear`) can take it before. On a CPU, weights move into large memory pages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.kernels.large_pages import gather_pages
+from dlite_agent.kernels.row_linear import WeightParts
 
 __all__ = ["Int8Linear", "Linear", "PackedLinear", "TransposedLinear", "make_linear"]
 
@@ -31,6 +33,10 @@ class Linear(Protocol):
         """Residual + x·Wᵀ, a new tensor [M, out]."""
         ...
 
+    def parts(self) -> WeightParts:
+        """What it computes with, in plain order; a copy where the weight has been arranged."""
+        ...
+
 
 class TransposedLinear:
     """Weight kept as [in, out]: float32 and float64 (and any type on an accelerator).
@@ -40,17 +46,27 @@ class TransposedLinear:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.t().contiguous()
-        gather_pages(self._weight)
+        self._plain: Tensor | None = weight
+        self._arranged = weight.new_empty(0)
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """x·Wᵀ."""
-        return torch.mm(x, self._weight)
+        return torch.mm(x, self._weight())
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Residual + x·Wᵀ."""
-        return torch.addmm(residual, x, self._weight)
+        return torch.addmm(residual, x, self._weight())
+
+    def parts(self) -> WeightParts:
+        """The weight."""
+        return WeightParts(self._arranged.t() if self._plain is None else self._plain)
+
+    def _weight(self) -> Tensor:
+        if self._plain is not None:
+            self._arranged, self._plain = self._plain.t().contiguous(), None
+            gather_pages(self._arranged)
+        return self._arranged
 
 
 class PackedLinear:
@@ -60,23 +76,34 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        gather_pages(self._weight)
+        self._plain: Tensor | None = weight
+        self._arranged = weight.new_empty(0)
         self.nbytes = weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """x·Wᵀ."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.default(
-            x, self._weight, None, "none", [], ""
+            x, self._weight(), None, "none", [], ""
         )
         return out
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Residual + x·Wᵀ."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise.binary(
-            x, residual, self._weight, None, "add"
+            x, residual, self._weight(), None, "add"
         )
         return out
+
+    def parts(self) -> WeightParts:
+        """The weight."""
+        return WeightParts(self._arranged.to_dense() if self._plain is None else self._plain)
+
+    def _weight(self) -> Tensor:
+        if self._plain is not None:
+            arrange = torch.ops.mkldnn._reorder_linear_weight
+            self._arranged, self._plain = arrange(self._plain, _TYPICAL_ROWS), None
+            gather_pages(self._arranged)
+        return self._arranged
 
 
 class Int8Linear:
@@ -85,9 +112,8 @@ class Int8Linear:
     Symmetric and to the nearest: an element is off by at most half a factor, which is the largest
     element of its channel over 127. Activations stay bfloat16.
 
-    One row reads half the bytes of bfloat16: 6144 x 1024 takes 995 instead of 1,123 µs, 3072 x 576
-    takes 284 instead of 409. Eight rows take 2,541 and 662 µs, where `PackedLinear` takes 1,160 and
-    431: this is for memory, and for decoding without drafts.
+    With torch's operators this is for memory: one row takes a little less time than in bfloat16,
+    eight take twice as much. Compiled kernels (`RowLinear`) read half the bytes in half the time.
 
     Args:
         weight: [out, in] bfloat16; not kept.
@@ -112,6 +138,10 @@ class Int8Linear:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Residual + x·Wᵀ."""
         return self(x).add_(residual)
+
+    def parts(self) -> WeightParts:
+        """Levels and factors."""
+        return WeightParts(self._levels, self._factors)
 
     def restored(self) -> Tensor:
         """The weight that is computed with, [out, in] float32."""

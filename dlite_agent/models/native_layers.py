@@ -1,8 +1,8 @@
-"""The decoder layers through compiled row kernels: eight calls a layer, whatever the batch.
+"""The decoder layers through compiled kernels: one call for all of them.
 
-With the packed products of bfloat16 (`models.linear`), a row's result does not depend on the rows
-beside it as long as those keep their order of summation: measured up to 8 rows, and up to 33 where
-they are shorter than 2,048 elements.
+A row's result does not depend on the rows beside it, bit for bit: not the products', whatever the
+number of rows, and not attention's for sessions with up to 16 rows. More rows of a session (a
+chunk of prefill) take torch's attention, and two calls a layer.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dlite_agent.kernels.attention import attend
 from dlite_agent.kernels.row_kernels import HeadShape, PartRows, RowKernels, RowPlan
+from dlite_agent.kernels.row_layers import RowLayer, RowLayers
+from dlite_agent.kernels.row_linear import RowLinear
 from dlite_agent.models.layer_weights import LayerWeights
 from dlite_agent.models.layers import BatchPart
 from dlite_agent.models.spans import Span
@@ -23,11 +25,11 @@ __all__ = ["NativeLayers"]
 
 
 class NativeLayers:
-    """Same as `models.layers.TorchLayers`, for bfloat16 and float32 on a CPU.
+    """Same as `models.layers.TorchLayers`, for bfloat16, int8 and float32 on a CPU.
 
     Args:
         kernels: The compiled kernels.
-        layers: Weights of the decoder layers.
+        layers: Weights of the decoder layers that `fits`; taken over, the list is empty afterwards.
         pool: Keys and values [K, P, D] of each layer; not owned.
         config: Shape of the model.
     """
@@ -35,51 +37,43 @@ class NativeLayers:
     def __init__(
         self,
         kernels: RowKernels,
-        layers: Sequence[LayerWeights],
+        layers: list[LayerWeights],
         pool: Sequence[Span],
         config: TargetConfig,
     ) -> None:
         self._config = config
         self._kernels = kernels
-        self._layers = layers
-        self._pool = pool
         self._shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self._like = torch.empty(0, config.head_dim, dtype=pool[0].keys.dtype)
+        layers.reverse()
+        packed = [_packed(kernels, layers.pop(), span) for span in pool]  # one at a time is twice
+        self._run = RowLayers(kernels, packed, config.rms_norm_eps)
+
+    @staticmethod
+    def fits(config: TargetConfig, weight_dtype: torch.dtype) -> bool:
+        """The kernels can compute with weights of this shape and type."""
+        inputs = (
+            config.hidden_size,
+            config.num_heads * config.head_dim,
+            config.intermediate_size,
+        )
+        return all(RowLinear.fits(weight_dtype, ins) for ins in inputs)
 
     def run(
         self, x: Tensor, rotation: Tensor, parts: Sequence[BatchPart], taps: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See `TorchLayers.run`; x is changed in place."""
-        kernels, plan = self._kernels, self._plan(rotation, parts)
+        plan = self._plan(rotation, parts)
         many = [part for part in parts if not RowPlan.fits(self._shape, part.num_rows)]
-        mixed = x.new_empty(x.shape[0], self._shape.num_heads * self._shape.head_dim)
-        normed = torch.empty_like(x)
-        tapped: dict[int, Tensor] = {}
-        delta: Tensor | None = None  # what the layer before adds to x
-        activated: Tensor | None = None
-        for index, (layer, pool) in enumerate(zip(self._layers, self._pool, strict=True)):
-            norm = layer.input_norm
-            kernels.norm(x, delta, norm.weight, norm.eps, normed)
-            if index - 1 in taps:
-                tapped[index - 1] = x.clone()
-            plan.place(layer.qkv(normed), pool, layer.head_norm)
-            plan.attend(pool, mixed)
+
+        def attend_many(index: int, mixed: Tensor) -> None:
             for part in many:
                 rows = slice(part.first_row, part.first_row + part.num_rows)
                 mixed[rows] = attend(
                     plan.queries[rows], part.kv.spans(index), part.plan(self._config, self._like)
                 )
-            norm = layer.ffn_norm
-            kernels.norm(x, layer.out(mixed), norm.weight, norm.eps, normed)
-            gate_up = layer.gate_up(normed)
-            if activated is None:
-                activated = x.new_empty(x.shape[0], gate_up.shape[1] // 2)
-            kernels.swiglu(gate_up, activated)
-            delta = layer.down(activated)
-        if delta is not None:
-            x.add_(delta)
-        if len(self._layers) - 1 in taps:
-            tapped[len(self._layers) - 1] = x
+
+        tapped = self._run.run(x, plan, taps, attend_many if many else None)
         return x, tapped
 
     def _plan(self, rotation: Tensor, parts: Sequence[BatchPart]) -> RowPlan:
@@ -93,3 +87,17 @@ class NativeLayers:
                 runs = part.kv.runs(0, length + part.num_rows)
                 small.append(PartRows(part.first_row, part.num_rows, runs))
         return RowPlan(self._kernels, self._shape, rotation, slots, small)
+
+
+def _packed(kernels: RowKernels, layer: LayerWeights, span: Span) -> RowLayer:
+    return RowLayer(
+        input_norm=layer.input_norm.weight,
+        qkv=RowLinear(kernels, layer.qkv.parts()),
+        head_norm=layer.head_norm,
+        out=RowLinear(kernels, layer.out.parts()),
+        ffn_norm=layer.ffn_norm.weight,
+        gate_up=RowLinear(kernels, layer.gate_up.parts(), is_gated=True),
+        down=RowLinear(kernels, layer.down.parts()),
+        keys=span.keys,
+        values=span.values,
+    )

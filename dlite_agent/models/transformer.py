@@ -14,6 +14,7 @@ from dlite_agent.errors import CapacityError
 from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable
 from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
+from dlite_agent.kernels.row_linear import RowLinear
 from dlite_agent.models.head import VocabularyHead
 from dlite_agent.models.kv_pool import KVCache, KVPool
 from dlite_agent.models.layer_weights import ReadWeight, load_layer
@@ -70,13 +71,22 @@ class DenseTransformer:
             return read(name).to(device=device, dtype=dtype)
 
         # A copy, since what was read may be a map of the file.
-        self._embedding = load("model.embed_tokens.weight").clone()
+        embedding = load("model.embed_tokens.weight").clone()
+        self._embedding: Tensor | RowLinear = embedding
         self._layers = [
             load_layer(config, load, layer, quantize) for layer in range(config.num_layers)
         ]
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
-        head = self._embedding if config.tie_word_embeddings else load("lm_head.weight").clone()
+        head = embedding if config.tie_word_embeddings else load("lm_head.weight").clone()
         self._head = VocabularyHead(head, quantize)
+        self._weight_dtype = dtype if quantize is None else torch.int8
+        linears = (
+            linear
+            for layer in self._layers
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
+        )
+        self.weight_bytes = sum(linear.nbytes for linear in linears) + self._head.nbytes
+        """Of all weights that a decode step reads."""
         self._run: DecoderLayers = TorchLayers(config, self._layers, self._like)
 
     def __enter__(self) -> Self:
@@ -86,33 +96,34 @@ class DenseTransformer:
         self.close()
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights that a decode step reads."""
-        linears = [
-            linear
-            for layer in self._layers
-            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)
-        ]
-        return sum(linear.nbytes for linear in linears) + self._head.nbytes
+    def uses_kernels(self) -> bool:
+        """Whether the layers run through compiled kernels."""
+        return isinstance(self._run, NativeLayers)
 
     def use_kernels(self, kernels: RowKernels | None) -> bool:
-        """Run the layers through compiled kernels from now on; None: through torch's operators.
+        """Compute with compiled kernels from now on, for good: they take over the weights.
 
         Returns:
-            The kernels are used: they know this type, device and shape.
+            The kernels are used: they are there, and know this type, device and shape.
         """
-        config, layers = self.config, self._layers
+        config = self.config
         shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
-        if kernels is None or not kernels.supports(self.dtype, self.device, shape):
-            self._run = TorchLayers(config, layers, self._like)
+        if (
+            kernels is None
+            or not kernels.supports(self.dtype, self.device, shape)
+            or not NativeLayers.fits(config, self._weight_dtype)
+        ):
             return False
-        self._run = NativeLayers(kernels, layers, self.pool.layers, config)
+        rows = self._head.use_kernels(kernels)
+        if config.tie_word_embeddings and rows is not None:
+            self._embedding = rows  # once in memory
+        self._run = NativeLayers(kernels, self._layers, self.pool.layers, config)
         return True
 
     def audit(self) -> None:
         """From now on, a row's result does not depend on its place in a draft, nor on pages.
 
-        That holds for forwards of one shape (`StopRules.fixed_rows`). Without compiled kernels.
+        That holds for forwards of one shape (`StopRules.fixed_rows`). Not behind `use_kernels`.
         """
         self._run = TorchLayers(self.config, self._layers, self._like, is_audit=True)
 
@@ -143,7 +154,7 @@ class DenseTransformer:
         _reserve(batch)
         parts = _parts(batch)
         rotation = joined([self._rotary.rows(part.kv.length, part.num_rows) for part in parts])
-        x = functional.embedding(joined([rows.token_ids for rows in batch]), self._embedding)
+        x = self.embed(joined([rows.token_ids for rows in batch]))
         wanted = frozenset(tap for rows in batch for tap in rows.taps)
         x, tapped = self._run.run(x, rotation, parts, wanted)  # [Q, E], all sessions' rows
         self.rows_computed += x.shape[0]
@@ -156,7 +167,10 @@ class DenseTransformer:
     @torch.no_grad()
     def embed(self, token_ids: Tensor) -> Tensor:
         """Input embeddings [n, E]; see `TargetModel.embed`."""
-        return functional.embedding(token_ids, self._embedding)
+        embedding = self._embedding
+        if isinstance(embedding, RowLinear):
+            return embedding.rows(token_ids)
+        return functional.embedding(token_ids, embedding)
 
     @torch.no_grad()
     def final_states(self, residual: Tensor) -> Tensor:
