@@ -73,7 +73,6 @@ class TenantDrafters:
 def make_drafters(
     config: EngineConfig,
     target: TargetModel,
-    fingerprint: str,
     load: Load,
     report: Callable[[str, float], None],
     workspaces: WorkspaceIndex | None = None,
@@ -87,7 +86,6 @@ def make_drafters(
         config: Names the drafter; `reproducible` freezes what the controller reads.
         target: What it drafts for, loaded; on a machine where it was never measured before, it is
             measured now.
-        fingerprint: Of the checkpoint and of the options that change what it computes.
         load: The other turns of a forward; whoever schedules sets it.
         report: Hears the stage, as `tasks.Progress`.
         workspaces: What each tenant's other sessions know.
@@ -108,7 +106,7 @@ def make_drafters(
     if config.drafter != "auto":
         return TenantDrafters(copying)
     computing = _sources_beside(config, checkpoint, target)
-    costs = cost_table_of(config, target, fingerprint, report)
+    costs = cost_table_of(config, target, report)
 
     def controlled(tenant: str) -> Drafter:
         sources = [Source(copying(tenant), _match_length), *computing]
@@ -126,12 +124,11 @@ def make_drafters(
 def make_drafter(
     config: EngineConfig,
     target: TargetModel,
-    fingerprint: str,
     load: Load,
     report: Callable[[str, float], None],
 ) -> Drafter:
     """The drafter of an engine that serves nobody else; see `make_drafters`."""
-    return make_drafters(config, target, fingerprint, load, report).of()
+    return make_drafters(config, target, load, report).of()
 
 
 def _load_named(
@@ -184,16 +181,29 @@ def _dlite_source(config: EngineConfig, folder: Path, target: TargetModel) -> So
 
 
 def _load_dlite(config: EngineConfig, folder: Path, target: TargetModel) -> DLiteDrafter:
-    """A DLite drafter for the checkpoint as it is stored, whatever options change in it."""
-    identity = fingerprint_of(resolve_checkpoint(config.model, config.revision))
-    kernels = None if config.audit else load_row_kernels(config.cache_folder())
-    return load_dlite(folder, target, identity, kernels=kernels)
+    """A DLite drafter for the checkpoint as it is stored, whatever options change in it.
+
+    Its drafts are verified: with weights in eight bits, or other positions, they are accepted less
+    often at worst.
+    """
+    identity = target.fingerprint
+    if config.quantize is not None or config.rope_scaling is not None:
+        identity = fingerprint_of(resolve_checkpoint(config.model, config.revision))
+    kernels = load_row_kernels(config.cache_folder()) if target.uses_kernels else None
+    drafter = load_dlite(folder, target, identity, kernels=kernels)
+    if config.rope_scaling is not None:
+        logger.warning(
+            "drafter=%s was trained without rope_scaling=%r: fewer of its tokens may be accepted; "
+            "what is written stays the target's",
+            folder,
+            str(config.rope_scaling),
+        )
+    return drafter
 
 
 def cost_table_of(
     config: EngineConfig,
     target: TargetModel,
-    fingerprint: str,
     report: Callable[[str, float], None],
 ) -> CostTable:
     """What a forward costs here: frozen, known from an earlier start, or measured now."""
@@ -202,7 +212,7 @@ def cost_table_of(
         return CostTable((1,), (frozen.step_s,), origin="frozen")
     if config.reproducible:
         return frozen
-    folder, key = config.cache_folder(), cost_key(target, fingerprint)
+    folder, key = config.cache_folder(), cost_key(target)
     table = read_cost_table(folder, key) if folder is not None else None
     if table is not None:
         return table

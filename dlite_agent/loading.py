@@ -16,7 +16,6 @@ from dlite_agent.errors import UnsupportedCheckpointError
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import (
-    fingerprint,
     load_target,
     resolve_checkpoint,
     sampling_defaults,
@@ -30,7 +29,7 @@ from dlite_agent.tasks import (
 from dlite_agent.tenant_memory import TenantMemories
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "load_engine_target", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,17 +95,7 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
             config.threads,
         )
     stages = _Stages(config.model, progress)
-    target = load_target(
-        config.model,
-        revision=config.revision,
-        dtype=config.dtype,
-        device=config.device,
-        max_kv_bytes=config.max_kv_bytes,
-        max_context=config.max_context,
-        rope_scaling=_rope_scaling(config),
-        quantize=config.quantize,
-        progress=stages.report,
-    )
+    target = load_engine_target(config, stages.report)
     try:
         model = _assemble(config, target, stages)
     except BaseException:
@@ -114,6 +103,32 @@ def load_model(config: EngineConfig, progress: Progress) -> LoadedModel:
         raise
     stages.report("ready", 1.0)
     return model
+
+
+def load_engine_target(config: EngineConfig, progress: Progress) -> DenseTransformer:
+    """Only the target that a configuration names, computing as in its engine.
+
+    Raises:
+        ConfigurationError: See `models.weights.load_target`.
+        CapacityError: No room for the weights.
+    """
+    scaling = config.rope_scaling
+    target = load_target(
+        config.model,
+        revision=config.revision,
+        dtype=config.dtype,
+        device=config.device,
+        max_kv_bytes=config.max_kv_bytes,
+        max_context=config.max_context,
+        rope_scaling=None if scaling is None else RopeScaling.parse(scaling),
+        quantize=config.quantize,
+        progress=progress,
+    )
+    if config.audit:
+        target.audit()
+    else:
+        target.use_kernels(load_row_kernels(config.cache_folder()))
+    return target
 
 
 def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -> LoadedModel:
@@ -127,13 +142,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         )
     renderer = Renderer(tokenizer)
     load = Load()
-    if config.audit:
-        target.audit()
-    else:
-        target.use_kernels(load_row_kernels(config.cache_folder()))  # before costs are measured
-    identity = fingerprint(folder, rope_scaling=_rope_scaling(config), quantize=config.quantize)
     workspaces = WorkspaceIndex()
-    drafters = make_drafters(config, target, identity, load, stages.report, workspaces)
+    drafters = make_drafters(config, target, load, stages.report, workspaces)
     row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
     limits = (
         (
@@ -164,10 +174,6 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         load=load,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )
-
-
-def _rope_scaling(config: EngineConfig) -> RopeScaling | None:
-    return None if config.rope_scaling is None else RopeScaling.parse(config.rope_scaling)
 
 
 class _Stages:

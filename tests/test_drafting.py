@@ -37,7 +37,7 @@ class Stages:
 
 def make(target: DenseTransformer, load: Load | None = None, **options: object) -> Drafter:
     config = EngineConfig(**options)  # type: ignore[arg-type]
-    return make_drafter(config, target, "print", load or Load(), Stages())
+    return make_drafter(config, target, load or Load(), Stages())
 
 
 def test_auto_is_a_controller_that_reads_the_load(target: DenseTransformer, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_tenants_share_what_is_measured_and_nothing_that_is_learnt(
     target: DenseTransformer,
 ) -> None:
     config, workspaces = EngineConfig(reproducible=True), WorkspaceIndex()
-    drafters = make_drafters(config, target, "print", Load(), Stages(), workspaces)
+    drafters = make_drafters(config, target, Load(), Stages(), workspaces)
     ours, theirs = drafters.of("ours"), drafters.of("theirs")
     assert isinstance(ours, Controller)
     assert isinstance(theirs, Controller)
@@ -100,21 +100,21 @@ def test_a_model_is_measured_once_on_a_machine(target: DenseTransformer, tmp_pat
     config = EngineConfig(cache_dir=str(tmp_path))
     stages = Stages()
     rows_before = target.rows_computed
-    first = cost_table_of(config, target, "print", stages)
+    first = cost_table_of(config, target, stages)
     assert stages.heard == ["measuring"]
     assert target.rows_computed == rows_before
     again = Stages()
-    second = cost_table_of(config, target, "print", again)
+    second = cost_table_of(config, target, again)
     assert again.heard == []
     assert second.origin == "cached"
     assert second.seconds == first.seconds
-    assert cost_table_of(config, target, "another", Stages()).origin == "measured"
+    assert cost_table_of(config, tiny_qwen3(seed=1), Stages()).origin == "measured"
 
 
 def test_off_writes_nothing_and_measures_every_time(target: DenseTransformer) -> None:
     config = EngineConfig(cache_dir="off")
-    assert cost_table_of(config, target, "print", Stages()).origin == "measured"
-    assert cost_table_of(config, target, "print", Stages()).origin == "measured"
+    assert cost_table_of(config, target, Stages()).origin == "measured"
+    assert cost_table_of(config, target, Stages()).origin == "measured"
 
 
 def test_folder_that_cannot_be_written_to_is_no_error(
@@ -123,14 +123,14 @@ def test_folder_that_cannot_be_written_to_is_no_error(
     blocked = tmp_path / "file"
     blocked.write_text("here", encoding="utf-8")
     config = EngineConfig(cache_dir=str(blocked))
-    assert cost_table_of(config, target, "print", Stages()).origin == "measured"
+    assert cost_table_of(config, target, Stages()).origin == "measured"
     assert blocked.read_text(encoding="utf-8") == "here"
 
 
 def test_reproducible_reads_no_clock_and_no_file(target: DenseTransformer, tmp_path: Path) -> None:
     stages = Stages()
     config = EngineConfig(cache_dir=str(tmp_path), reproducible=True)
-    table = cost_table_of(config, target, "print", stages)
+    table = cost_table_of(config, target, stages)
     assert table.origin == "frozen"
     assert stages.heard == []
     assert list(tmp_path.iterdir()) == []
@@ -140,7 +140,7 @@ def test_reproducible_reads_no_clock_and_no_file(target: DenseTransformer, tmp_p
 
 
 def test_rows_are_free_where_every_forward_has_the_same(target: DenseTransformer) -> None:
-    table = cost_table_of(EngineConfig(audit=True), target, "print", Stages())
+    table = cost_table_of(EngineConfig(audit=True), target, Stages())
     assert table.round_s(17) == table.step_s
 
 
@@ -149,6 +149,6 @@ def test_full_pool_is_priced_by_its_shape(tmp_path: Path) -> None:
     full = tiny_qwen3(max_kv_bytes=page_bytes)
     with full.new_cache() as kv:
         kv.reserve(1)
-        table = cost_table_of(EngineConfig(cache_dir=str(tmp_path)), full, "print", Stages())
+        table = cost_table_of(EngineConfig(cache_dir=str(tmp_path)), full, Stages())
     assert table.origin == "frozen"
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def put_drafter(folder: Path, checkpoint: Path, identity: str) -> None:
 def make(checkpoint: Path, drafter: str) -> Drafter:
     config = EngineConfig(model=str(checkpoint), drafter=drafter, reproducible=True)
     with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
-        return make_drafter(config, target, "print", Load(), lambda stage, share: None)
+        return make_drafter(config, target, Load(), lambda stage, share: None)
 
 
 def test_named_folder_is_that_drafter_alone(checkpoint: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_a_block_costs_is_known_before_the_first(
     put_drafter(checkpoint / BESIDE_NAME, checkpoint, fingerprint(checkpoint))
     config = EngineConfig(model=str(checkpoint), cache_dir="off", reproducible=is_reproducible)
     with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
-        made = [make_drafter(config, target, "print", Load(), unheard) for _ in range(2)]
+        made = [make_drafter(config, target, Load(), unheard) for _ in range(2)]
     costs: list[list[float]] = []
     for drafter in made:
         assert isinstance(drafter, Controller)

@@ -2,7 +2,8 @@
 
 Every drafter answers the same requests of a suite, in the real loop. A request is answered three
 times: by the session that computed its history, by a fork of it, and by one that was saved to disk
-and loaded again. `bench.acceptance_figures` turns the rows into tables.
+and loaded again; drafters with a history of their own lose it there, and are measured once more
+with it saved too. `bench.acceptance_figures` turns the rows into tables.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from dlite_agent.bench.acceptance_figures import ABOUT, figures_of
 from dlite_agent.bench.machine import bench_clock
+from dlite_agent.bench.persisted_state import HistoryKeeper, keeping_history
 from dlite_agent.bench.report import BenchResult, Value, conditions
 from dlite_agent.bench.suite import SuiteRequest, built_in_suite, load_suite
 from dlite_agent.bench.timed_decode import TimedSampler, TimedTurn, decode_timed
@@ -115,10 +117,9 @@ def _drafters(
     """Plain decoding first; the others under the names that they were asked for."""
     if not names:
         names = ["suffix", *(["dlite"] if drafter_beside(folder) is not None else []), "auto"]
-    print_ = fingerprint(folder)
     return {
-        Path(name).name: make_drafter(
-            EngineConfig(model=model, drafter=name), target, print_, Load(), unheard
+        Path(name).name: keeping_history(
+            make_drafter(EngineConfig(model=model, drafter=name), target, Load(), unheard)
         )
         for name in dict.fromkeys(["null", *names])
     }
@@ -170,14 +171,15 @@ class _Subject:
                     yield from self._request(name, sessions[name], request)
 
     def _request(self, name: str, session: Session, request: SuiteRequest) -> Iterator[_Answer]:
-        """Fork and restore while the session is where the request found it; then itself."""
+        """Restore and fork while the session is where the request found it; then itself."""
         if name != "null":
-            with closing(session.fork()) as fork:
-                yield self._answer(name, "fork", fork, request)
             with tempfile.TemporaryDirectory() as folder:
                 session.save(folder)
-                with closing(Session.load(folder, self.target, self.drafters[name])) as restored:
-                    yield self._answer(name, "restored", restored, request)
+                for kind, drafter in _restored(self.drafters[name], Path(folder)).items():
+                    with closing(Session.load(folder, self.target, drafter)) as restored:
+                        yield self._answer(name, kind, restored, request)
+            with closing(session.fork()) as fork:
+                yield self._answer(name, "fork", fork, request)
         yield self._answer(name, "fresh", session, request)
 
     def _answer(self, name: str, kind: str, session: Session, request: SuiteRequest) -> _Answer:
@@ -192,6 +194,14 @@ class _Subject:
         taps = session.hidden.states.nbytes if session.hidden is not None else 0
         state_bytes = session.nbytes - session.kv.nbytes - taps - 8 * len(session.token_ids)
         return _Answer(request, name, kind, turn, report.prefilled, prefill_s, state_bytes)
+
+
+def _restored(drafter: Drafter, folder: Path) -> dict[str, Drafter]:
+    """Who drafts after a restore: with a history that was lost, and with one that was saved."""
+    if not isinstance(drafter, HistoryKeeper):
+        return {"restored": drafter}
+    drafter.save(folder)
+    return {"restored": drafter.anew(), "restored+state": drafter.anew(folder)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -22,16 +22,17 @@ from dlite_agent.bench.given_text import TextSampler
 from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, Value, conditions
 from dlite_agent.bench.transcripts import built_in_transcripts, load_transcripts
-from dlite_agent.config import DType, EngineConfig
+from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.loading import load_engine_target
 from dlite_agent.models.transformer import DenseTransformer
-from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
+from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import unheard
+from dlite_agent.tasks import Progress, unheard
 from dlite_agent.testing import NoisyDrafter
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
@@ -71,23 +72,23 @@ Make = Callable[[_Text], Drafter]
 
 
 def bench_decode(
-    model: str = "nano",
+    config: EngineConfig,
     *,
-    dtype: DType = "auto",
     repeats: int = 10,
     is_quick: bool = False,
     transcripts: Path | None = None,
     synthetic_acceptance: float | None = None,
+    report: Progress = unheard,
 ) -> BenchResult:
     """Measure every drafter on every kind of text.
 
     Args:
-        model: As for `EngineConfig.model`.
-        dtype: As for `EngineConfig.dtype`.
+        config: Names the model; its drafter is not used.
         repeats: Interleaved runs.
         is_quick: Short texts, one answer of one transcript.
         transcripts: A folder of transcripts in OpenAI's form; None: a built-in one.
         synthetic_acceptance: Chance of each token of the synthetic drafter; None: without it.
+        report: Hears which text is measured, and how much of it is done.
 
     Raises:
         ConfigurationError: The chance is none, or there is no transcript.
@@ -96,16 +97,16 @@ def bench_decode(
         raise ConfigurationError(
             f"synthetic_acceptance is {synthetic_acceptance!r}; use a chance between 0 and 1"
         )
-    folder = resolve_checkpoint(model)
+    folder = resolve_checkpoint(config.model, config.revision)
     rows: list[dict[str, Value]] = []
-    with load_target(model, dtype=dtype) as target:
-        makes = _makes(model, target, fingerprint(folder), synthetic_acceptance)
+    with load_engine_target(config, unheard) as target:
+        makes = _makes(config, target, synthetic_acceptance)
         tokenizer = load_tokenizer(str(folder))
         for kind, texts in _texts(tokenizer, target.config.vocab_size, transcripts, is_quick):
-            rows += _measured(kind, target, makes, texts, repeats)
+            rows += _measured(kind, _Run(target, makes, texts), repeats, report)
         told = conditions(
-            model=model,
-            fingerprint=fingerprint(folder),
+            model=config.model,
+            fingerprint=target.fingerprint,
             dtype=str(target.dtype).removeprefix("torch."),
             device=str(target.device),
             concurrency=1,
@@ -120,12 +121,10 @@ def bench_decode(
 
 
 def _makes(
-    model: str, target: DenseTransformer, print_: str, synthetic: float | None
+    config: EngineConfig, target: DenseTransformer, synthetic: float | None
 ) -> dict[str, Make]:
     def named(name: str) -> Make:
-        drafter = make_drafter(
-            EngineConfig(model=model, drafter=name), target, print_, Load(), unheard
-        )
+        drafter = make_drafter(replace(config, drafter=name), target, Load(), unheard)
         return lambda _: drafter
 
     makes = {name: named(name) for name in DRAFTERS}
@@ -162,22 +161,26 @@ def _texts(
     ]
 
 
-def _measured(
-    kind: str,
-    target: DenseTransformer,
-    makes: dict[str, Make],
-    texts: Sequence[_Text],
-    repeats: int,
-) -> list[dict[str, Value]]:
-    figures = {name: _Figures() for name in makes}
-    names = list(makes)
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What decodes which texts."""
+
+    target: DenseTransformer
+    makes: dict[str, Make]
+    texts: Sequence[_Text]
+
+
+def _measured(kind: str, run: _Run, repeats: int, report: Progress) -> list[dict[str, Value]]:
+    figures = {name: _Figures() for name in run.makes}
+    names = list(run.makes)
     for number in range(repeats + 1):
+        report(kind, number / (repeats + 1))
         turned = number % len(names)
         for name in (*names[turned:], *names[:turned]):
             counts = figures[name] if number else _Figures()  # the first run warms up
             counts.decode_s.append(0.0)
-            for text in texts:
-                _decode(target, makes[name](text), text, counts)
+            for text in run.texts:
+                _decode(run.target, run.makes[name](text), text, counts)
     plain = figures["null"].decode_s
     found: list[dict[str, Value]] = []
     for name, counts in figures.items():

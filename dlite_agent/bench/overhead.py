@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from pydoc_data.topics import topics
 from dlite_agent.bench.given_text import TextSampler
 from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, conditions
-from dlite_agent.config import DType, EngineConfig
+from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import run_together
@@ -27,10 +28,11 @@ from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafting import make_drafter
+from dlite_agent.loading import load_engine_target
 from dlite_agent.models.transformer import DenseTransformer
-from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
+from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import unheard
+from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_overhead"]
@@ -38,6 +40,7 @@ __all__ = ["bench_overhead"]
 _NUM_PROMPT = 256
 _NUM_TOKENS = 128
 _RESAMPLES = 2000
+_FIGURE_S, _MIN_PAIRS = 90.0, 5
 _ABOUT = (
     "ratio = seconds of decoding with the drafter over those without, median of pairs; low and "
     "high = its 95 % interval by bootstrap; turn_ratio = the same with the prefill of the prompt; "
@@ -65,33 +68,29 @@ class _Run:
 
 
 def bench_overhead(
-    model: str = "nano",
+    config: EngineConfig,
     *,
-    drafter: str = "auto",
-    dtype: DType = "auto",
     concurrency: Sequence[int] = (1, 4, 16),
     repeats: int = 30,
     is_quick: bool = False,
+    report: Progress = unheard,
 ) -> BenchResult:
     """Measure a drafter against none, on random text and on prose (Python's language reference).
 
     Args:
-        model: As for `EngineConfig.model`.
-        drafter: As for `EngineConfig.drafter`.
-        dtype: As for `EngineConfig.dtype`.
+        config: Names the model and the drafter.
         concurrency: Sessions that share each forward.
-        repeats: Pairs a figure.
+        repeats: Pairs a figure; fewer, but at least five, where they take longer than 90 seconds.
         is_quick: One session and a short text.
+        report: Hears which figure is measured, and how much of it is done.
     """
-    folder = resolve_checkpoint(model)
+    folder = resolve_checkpoint(config.model, config.revision)
     concurrency = concurrency[:1] if is_quick else concurrency
     num_prompt, num_tokens = (64, 16) if is_quick else (_NUM_PROMPT, _NUM_TOKENS)
     found: list[dict[str, str | int | float | None]] = []
-    config, load = EngineConfig(model=model, drafter=drafter), Load()
-    with load_target(model, dtype=dtype) as target:
-        drafts = _Drafts(
-            target, make_drafter(config, target, fingerprint(folder), load, unheard), load
-        )
+    load = Load()
+    with load_engine_target(config, unheard) as target:
+        drafts = _Drafts(target, make_drafter(config, target, load, unheard), load)
         prose = load_tokenizer(str(folder)).encode_untrusted("\n".join(topics.values()))
         for kind in ("random", "prose"):
             texts = _texts(
@@ -100,14 +99,11 @@ def bench_overhead(
                 num_prompt + num_tokens,
             )
             for num_sessions in concurrency:
-                pairs = [
-                    _pair(drafts, list(islice(texts, num_sessions)), num_prompt, number)
-                    for number in range(repeats)
-                ]
+                pairs = _pairs(drafts, texts, (num_sessions, num_prompt), repeats, report)
                 found.append({"text": kind, "sessions": num_sessions, **_figures(pairs)})
         told = conditions(
-            model=model,
-            fingerprint=fingerprint(folder),
+            model=config.model,
+            fingerprint=target.fingerprint,
             drafter=drafts.drafter.name,
             dtype=str(target.dtype).removeprefix("torch."),
             device=str(target.device),
@@ -115,7 +111,7 @@ def bench_overhead(
             answer_tokens=num_tokens,
             sampling="greedy, then the text's token",
             warmup=1,
-            pairs=repeats,
+            pairs=f"{repeats}, or what 90 seconds allow",
         )
     return BenchResult("overhead", _ABOUT, told, found)
 
@@ -139,6 +135,33 @@ def _texts(prose: Sequence[int] | None, vocab_size: int, length: int) -> Iterato
             continue
         yield [prose[(start + i) % len(prose)] for i in range(length)]
         start += length
+
+
+def _pairs(
+    drafts: _Drafts,
+    texts: Iterator[list[int]],
+    shape: tuple[int, int],
+    repeats: int,
+    report: Progress,
+) -> list[tuple[_Run, _Run]]:
+    """Pairs over ever other texts, within the time of a figure.
+
+    Args:
+        drafts: What is measured.
+        texts: As many are taken as there are sessions.
+        shape: Sessions at once, and tokens of each prompt.
+        repeats: Most pairs.
+        report: Hears of each.
+    """
+    num_sessions, num_prompt = shape
+    found: list[tuple[_Run, _Run]] = []
+    began_s = time.perf_counter()
+    while len(found) < repeats:
+        if len(found) >= _MIN_PAIRS and time.perf_counter() - began_s > _FIGURE_S:
+            break
+        report(f"{num_sessions} sessions", len(found) / repeats)
+        found.append(_pair(drafts, list(islice(texts, num_sessions)), num_prompt, len(found)))
+    return found
 
 
 def _pair(
@@ -191,6 +214,7 @@ def _figures(pairs: Sequence[tuple[_Run, _Run]]) -> dict[str, int | float | None
     plain_s = statistics.median(plain.decode_s for plain, _ in pairs)
     num_plain = sum(len(round_.token_ids) for round_ in pairs[0][0].rounds)
     return {
+        "pairs": len(pairs),
         "ratio": round(statistics.median(ratios), 4),
         "low": round(low, 4),
         "high": round(high, 4),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from dlite_agent.models.weights import (
     resolve_checkpoint,
     stored_format,
 )
+from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_quality"]
@@ -49,13 +51,20 @@ class _Scores:
     best: Tensor  # [N] int64
 
 
-def bench_quality(model: str, *, text: Path | None = None, is_quick: bool = False) -> BenchResult:
+def bench_quality(
+    model: str,
+    *,
+    text: Path | None = None,
+    is_quick: bool = False,
+    report: Progress = unheard,
+) -> BenchResult:
     """Score a text with a model's weights in bfloat16, int8 and float32.
 
     Args:
         model: As for `EngineConfig.model`.
         text: A file, or a folder of Markdown; None: this project's documentation.
         is_quick: Two windows only.
+        report: Hears which weights are scored, and how much of the text is done.
 
     Raises:
         ConfigurationError: There is no text, or not enough for a window.
@@ -74,7 +83,7 @@ def bench_quality(model: str, *, text: Path | None = None, is_quick: bool = Fals
     for dtype, quantize in _VARIANTS:
         with load_target(model, dtype=dtype, quantize=quantize) as target:
             weight_bytes, device = target.weight_bytes, str(target.device)
-            scores = _score(target, windows)
+            scores = _score(target, windows, partial(report, quantize or dtype))
         baseline = baseline or scores
         perplexity = _perplexity(scores)
         found.append(
@@ -119,9 +128,12 @@ def _windows(ids: list[int], most: int) -> Iterator[Tensor]:
         yield torch.tensor(ids[start : start + _WINDOW])
 
 
-def _score(target: DenseTransformer, windows: list[Tensor]) -> _Scores:
+def _score(
+    target: DenseTransformer, windows: list[Tensor], report: Callable[[float], None]
+) -> _Scores:
     log_probabilities, best = [], []
-    for window in windows:
+    for number, window in enumerate(windows):
+        report(number / len(windows))
         with target.new_cache() as kv:
             for chunk in window.split(_CHUNK):
                 start = kv.length

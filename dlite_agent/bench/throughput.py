@@ -25,12 +25,11 @@ from dlite_agent.backend import ChatRequest
 from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, conditions
 from dlite_agent.chat.messages import Message
-from dlite_agent.config import DType, EngineConfig, SamplingParams
+from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.models.weights import fingerprint, resolve_checkpoint
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.service import ModelService, load_service
-from dlite_agent.tasks import Event, Failure, Finished, unheard
+from dlite_agent.tasks import Event, Failure, Finished, Progress, unheard
 
 __all__ = ["CONCURRENCY", "bench_throughput"]
 
@@ -88,23 +87,23 @@ class _Run:
 
 
 def bench_throughput(
-    model: str = "nano",
+    config: EngineConfig,
     *,
-    dtype: DType = "auto",
     concurrency: Sequence[int] = CONCURRENCY,
     drafters: Sequence[str] = ("null", "auto"),
     repeats: int = 3,
     is_quick: bool = False,
+    report: Progress = unheard,
 ) -> BenchResult:
     """Measure some turns at once, without drafts and with them.
 
     Args:
-        model: As for `EngineConfig.model`.
-        dtype: As for `EngineConfig.dtype`.
+        config: Names the model; `drafters` are used, and as many turns as are asked for.
         concurrency: Turns at once, a row each.
         drafters: As for `EngineConfig.drafter`; `"null"` is the baseline.
         repeats: Runs a figure; the first of each drafter is preceded by one that does not count.
         is_quick: Few tokens.
+        report: Hears which figure is measured, and how much of it is done.
 
     Raises:
         ConfigurationError: A number of turns is below 1.
@@ -116,16 +115,20 @@ def bench_throughput(
     num_tokens = _QUICK_TOKENS if is_quick else _TOKENS
     found: list[Row] = []
     baseline: dict[int, float] = {}
-    info = None
+    info, identity = None, ""
     for drafter in drafters:
-        config = EngineConfig(model=model, dtype=dtype, drafter=drafter, max_batch=256)
-        with closing(load_service(config, unheard)) as service:
+        with closing(
+            load_service(replace(config, drafter=drafter, max_batch=256), unheard)
+        ) as service:
             service.model.stop_token_ids = frozenset()
-            info = service.info
+            info, identity = service.info, service.model.target.fingerprint
             _measure(service, min(concurrency), num_tokens)
             first = None
             for count in concurrency:
-                runs = [_measure(service, count, num_tokens) for _ in range(repeats)]
+                runs = []
+                for number in range(repeats):
+                    report(f"{drafter}, {count} turns", number / repeats)
+                    runs.append(_measure(service, count, num_tokens))
                 rate = statistics.median(run.tokens_per_s for run in runs)
                 first = first or rate
                 baseline.setdefault(count, rate)
@@ -133,14 +136,14 @@ def bench_throughput(
                 found.append(_row(count, drafter, runs, ratios))
     assert info is not None
     told = conditions(
-        model=model,
-        fingerprint=fingerprint(resolve_checkpoint(model)),
+        model=config.model,
+        fingerprint=identity,
         dtype=info.dtype,
         device=info.device,
         prompt_characters=_PROMPT_CHARACTERS,
         tokens=num_tokens,
         sampling="greedy",
-        prefill_chunk=EngineConfig().prefill_chunk,
+        prefill_chunk=config.prefill_chunk,
         warmup=1,
         repeats=repeats,
     )

@@ -6,12 +6,14 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dlite_agent.cli.console import note, table, write
-from dlite_agent.config import DType
+from dlite_agent.cli.console import LoadingNote, note, table, write
+from dlite_agent.cli.model_options import add_model_options
+from dlite_agent.config import DType, EngineConfig
 from dlite_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,26 +44,28 @@ def _attention(arguments: argparse.Namespace) -> BenchResult:
 def _throughput(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.throughput import bench_throughput
 
-    return bench_throughput(
-        arguments.model,
-        dtype=cast(DType, arguments.dtype),
-        concurrency=_numbers("--concurrency", arguments.concurrency),
-        repeats=max(1, arguments.repeats // 5),
-        is_quick=arguments.quick,
-    )
+    with closing(LoadingNote()) as progress:
+        return bench_throughput(
+            _config(arguments),
+            concurrency=_numbers("--concurrency", arguments.concurrency),
+            repeats=max(1, arguments.repeats // 5),
+            is_quick=arguments.quick,
+            report=progress,
+        )
 
 
 def _decode(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.decode import bench_decode
 
-    return bench_decode(
-        arguments.model,
-        dtype=cast(DType, arguments.dtype),
-        repeats=max(1, arguments.repeats // 2),
-        is_quick=arguments.quick,
-        transcripts=arguments.transcripts,
-        synthetic_acceptance=arguments.synthetic_acceptance,
-    )
+    with closing(LoadingNote()) as progress:
+        return bench_decode(
+            _config(arguments),
+            repeats=max(1, arguments.repeats // 4),
+            is_quick=arguments.quick,
+            transcripts=arguments.transcripts,
+            synthetic_acceptance=arguments.synthetic_acceptance,
+            report=progress,
+        )
 
 
 def _acceptance(arguments: argparse.Namespace) -> BenchResult:
@@ -90,6 +94,22 @@ def _acceptance(arguments: argparse.Namespace) -> BenchResult:
     return result
 
 
+def _history(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.history import HISTORIES, bench_history, plot_history
+
+    if arguments.plots is not None:
+        _make_folder("--plots", arguments.plots)
+    result = bench_history(
+        "random-20M" if arguments.model == "nano" else arguments.model,
+        dtype=arguments.dtype,
+        histories=HISTORIES[:2] if arguments.quick else HISTORIES,
+        repeats=arguments.repeats,
+    )
+    if arguments.plots is not None:
+        note(f"wrote {plot_history(result.rows, arguments.plots)}")
+    return result
+
+
 def _replay(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.replay import bench_replay
 
@@ -97,6 +117,16 @@ def _replay(arguments: argparse.Namespace) -> BenchResult:
         arguments.tokenizer or arguments.model,
         transcripts=arguments.transcripts,
         is_quick=arguments.quick,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig:
+    """The model that is measured as its engine would run it."""
+    return EngineConfig(
+        model=arguments.model,
+        dtype=cast(DType, arguments.dtype),
+        quantize=arguments.quantize,
+        rope_scaling=arguments.rope_scaling,
     )
 
 
@@ -113,25 +143,30 @@ def _numbers(option: str, text: str) -> list[int]:
 def _quality(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.quality import bench_quality
 
-    return bench_quality(arguments.model, text=arguments.text, is_quick=arguments.quick)
+    with closing(LoadingNote()) as progress:
+        return bench_quality(
+            arguments.model, text=arguments.text, is_quick=arguments.quick, report=progress
+        )
 
 
 def _overhead(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.overhead import bench_overhead
 
-    return bench_overhead(
-        arguments.model,
-        dtype=cast(DType, arguments.dtype),
-        concurrency=_numbers("--concurrency", arguments.concurrency),
-        repeats=arguments.repeats,
-        is_quick=arguments.quick,
-    )
+    with closing(LoadingNote()) as progress:
+        return bench_overhead(
+            _config(arguments),
+            concurrency=_numbers("--concurrency", arguments.concurrency),
+            repeats=arguments.repeats,
+            is_quick=arguments.quick,
+            report=progress,
+        )
 
 
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against transformers' and the time to read the weights", _step),
     "decode": ("tokens a second with each drafter, over those without drafts", _decode),
     "acceptance": ("how far each drafter is accepted: fresh, forked and restored", _acceptance),
+    "history": ("a round behind 100 to 30,000 tokens, with a random model and drafter", _history),
     "replay": ("drafts that transcripts would have accepted; no model computes", _replay),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
     "overhead": ("what drafting costs on random text and prose: paired runs", _overhead),
@@ -139,6 +174,8 @@ BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] =
     "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
+_ENGINE_BENCHES = ("decode", "throughput", "overhead")
+"""Those that load a model as an engine does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,19 +183,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "; ".join(f"{name}: {about}" for name, (about, _) in BENCHES.items())
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{listed} (default: all)")
     parser.add_argument(
-        "--model", default="nano", help="for step and throughput: nano, a folder or a hub name"
+        "--model", default="nano", help="nano, smollm2, a folder, a GGUF file or a hub name"
     )
     parser.add_argument(
         "--dtype",
         default="auto",
         choices=("auto", "float32", "bfloat16", "float64"),
-        help="for step and throughput; attention takes both that models run in",
+        help="for all but attention, quality and replay, which take what they compare",
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=20,
+        help="timed calls a figure; a fifth for throughput, a quarter for decode",
     )
     parser.add_argument(
-        "--repeats", type=int, default=20, help="timed calls a figure; a fifth for throughput"
-    )
-    parser.add_argument(
-        "--concurrency", default="1,4,16", help="for throughput: turns at once (default: 1,4,16)"
+        "--concurrency",
+        default="1,4,16",
+        help="for throughput and overhead: turns at once (default: 1,4,16)",
     )
     parser.add_argument(
         "--contexts", default="128,1024,8192", help="for step: cached rows (default: 128,1024,8192)"
@@ -211,7 +254,7 @@ def _add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the noise")
     group.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: 256)")
     group.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="also write FOLDER/acceptance-*.png"
+        "--plots", type=Path, metavar="FOLDER", help="also write PNG files; for history too"
     )
     group.add_argument(
         "--from-csv", type=Path, metavar="FILE", help="measure nothing; read what --csv wrote"
@@ -221,15 +264,7 @@ def _add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the benches that are named, all by default."""
     names = arguments.names or list(BENCHES)
-    unknown = [name for name in names if name not in BENCHES]
-    if unknown:
-        raise ConfigurationError(
-            f"there is no bench {unknown[0]!r}; use one of {', '.join(map(repr, BENCHES))}"
-        )
-    for name in ("repeats", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} is {value}; use at least 1")
+    _check(arguments, names)
     if arguments.threads is not None:
         import torch
 
@@ -279,3 +314,23 @@ def _text(result: BenchResult) -> str:
     rows = [[str(row[name]) for name in header] for row in result.rows]
     told = "\n".join(f"{name:<24} {value}" for name, value in result.conditions.items())
     return f"=== {result.name}\n{told}\n\n{table(header, rows)}\n\n{result.about}"
+
+
+def _check(arguments: argparse.Namespace, names: list[str]) -> None:
+    """Refuse what would be ignored, before anything is measured."""
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        raise ConfigurationError(
+            f"there is no bench {unknown[0]!r}; use one of {', '.join(map(repr, BENCHES))}"
+        )
+    for name in ("repeats", "threads"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ConfigurationError(f"--{name} is {value}; use at least 1")
+    for name in ("quantize", "rope_scaling"):
+        others = [bench for bench in names if bench not in _ENGINE_BENCHES]
+        if getattr(arguments, name) is not None and others:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} changes nothing in {others[0]!r}; use it with "
+                f"{', '.join(_ENGINE_BENCHES)}"
+            )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ReasoningDelta, TextDelta
 from dlite_agent.cli.console import LoadingNote, dim, error_status, note, write
+from dlite_agent.cli.model_options import add_model_options
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import Generation, TurnStats
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         nargs="?",
         default="nano",
-        help="nano, a folder in the Hugging Face layout, or a hub name",
+        help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name",
     )
     parser.add_argument("--system", help="system message")
     parser.add_argument(
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
     )
+    add_model_options(parser)
     parser.add_argument("--temperature", type=float, help="0 is greedy; default: the checkpoint's")
     parser.add_argument("--max-tokens", type=int, help="most tokens of one answer")
     parser.add_argument("--seed", type=int)
@@ -168,7 +170,13 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = SamplingParams(
         temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed
     )
-    config = EngineConfig(model=arguments.model, drafter=arguments.drafter, dtype=arguments.dtype)
+    config = EngineConfig(
+        model=arguments.model,
+        drafter=arguments.drafter,
+        dtype=arguments.dtype,
+        quantize=arguments.quantize,
+        rope_scaling=arguments.rope_scaling,
+    )
     kwargs: dict[str, JSON] = {"enable_thinking": False} if arguments.no_think else {}
     with Engine(config) as engine:
         with closing(LoadingNote()) as progress:

@@ -27,17 +27,17 @@ _MAX_FILE_BYTES = 64 * 1024
 _FIGURES = ("rows", "seconds", "context_turn_s", "context_row_s", "turn_s")
 
 
-def cost_key(target: TargetModel, fingerprint: str) -> dict[str, str | int]:
+def cost_key(target: TargetModel) -> dict[str, str | int]:
     """Everything that the seconds of a forward depend on, and another machine's name for it.
 
     Args:
-        target: The model as it is loaded.
-        fingerprint: Of its checkpoint (`models.weights.fingerprint`).
+        target: The model as it is loaded; its fingerprint tells quantised weights from others.
     """
     return {
-        "fingerprint": fingerprint,
+        "fingerprint": target.fingerprint,
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
+        "layers": "kernels" if target.uses_kernels else "torch",
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "dlite-agent": _own_version(),

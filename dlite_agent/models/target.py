@@ -119,6 +119,11 @@ class TargetModel(Protocol):
     rows_computed: int
     """Every row that `forward` computed since it was loaded."""
 
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether the layers run through compiled kernels."""
+        ...
+
     def new_cache(self) -> KVCache:
         """An empty cache of this model's pool."""
         ...

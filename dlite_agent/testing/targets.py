@@ -92,6 +92,7 @@ class FaultyTarget:
         self.device = target.device
         self.dtype = target.dtype
         self.fingerprint = target.fingerprint
+        self.uses_kernels = target.uses_kernels
         self.num_forwards = 0
         self._target = target
         self._fails = fails

@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.bench.decode import DRAFTERS, bench_decode
+from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from tests.tiny_checkpoint import write_checkpoint
 
 
 def test_every_drafter_decodes_every_text(tmp_path: Path) -> None:
-    model = str(write_checkpoint(tmp_path / "model"))
-    result = bench_decode(
-        model, dtype="float32", repeats=1, is_quick=True, synthetic_acceptance=1.0
-    )
+    config = EngineConfig(model=str(write_checkpoint(tmp_path / "model")), dtype="float32")
+    result = bench_decode(config, repeats=1, is_quick=True, synthetic_acceptance=1.0)
     names = [*DRAFTERS, "synthetic(1)"]
     assert [(row["text"], row["drafter"]) for row in result.rows] == [
         (text, name) for text in ("agent", "prose", "random") for name in names
@@ -30,4 +29,4 @@ def test_every_drafter_decodes_every_text(tmp_path: Path) -> None:
 
 def test_acceptance_that_is_no_chance_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
-        bench_decode(synthetic_acceptance=1.5)
+        bench_decode(EngineConfig(), synthetic_acceptance=1.5)

@@ -6,15 +6,16 @@ import pytest
 
 from dlite_agent.bench import overhead
 from dlite_agent.bench.overhead import bench_overhead
+from dlite_agent.config import EngineConfig
 
 
 def test_both_texts_are_decoded_with_and_without_drafts() -> None:
-    result = bench_overhead("nano", repeats=2, is_quick=True)
+    result = bench_overhead(EngineConfig(), repeats=2, is_quick=True)
     assert [row["text"] for row in result.rows] == ["random", "prose"]
-    assert result.conditions["drafter"] == "auto(suffix)"
-    assert result.conditions["pairs"] == 2
+    assert result.conditions["drafter"] == "auto(suffix+dlite)"
     for row in result.rows:
         assert row["sessions"] == 1
+        assert row["pairs"] == 2
         low, ratio, high = (row[name] for name in ("low", "ratio", "high"))
         assert isinstance(low, float)
         assert isinstance(ratio, float)
@@ -32,5 +33,5 @@ def test_interval_holds_the_median_and_narrows_where_runs_agree() -> None:
 
 @pytest.mark.parametrize("drafter", ["suffix", "lookup"])
 def test_a_named_drafter_can_be_measured(drafter: str) -> None:
-    result = bench_overhead("nano", drafter=drafter, repeats=1, is_quick=True)
+    result = bench_overhead(EngineConfig(drafter=drafter), repeats=1, is_quick=True)
     assert result.conditions["drafter"] == drafter

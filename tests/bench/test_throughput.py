@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.bench.throughput import bench_throughput
+from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -12,8 +13,7 @@ from tests.tiny_checkpoint import write_checkpoint
 def test_turns_at_once_are_measured_with_and_without_drafts(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, max_positions=4096)
     result = bench_throughput(
-        str(folder),
-        dtype="float32",
+        EngineConfig(model=str(folder), dtype="float32"),
         concurrency=(1, 3),
         drafters=("null", "lookup"),
         repeats=1,
@@ -34,4 +34,4 @@ def test_turns_at_once_are_measured_with_and_without_drafts(tmp_path: Path) -> N
 @pytest.mark.parametrize("concurrency", [(), (0,), (4, -1)])
 def test_numbers_of_turns_are_positive(concurrency: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
-        bench_throughput(concurrency=concurrency)
+        bench_throughput(EngineConfig(), concurrency=concurrency)

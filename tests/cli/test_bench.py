@@ -54,6 +54,8 @@ def test_all_are_run_where_none_is_named(
         (["step", "--csv", "/proc"], "name a folder"),
         (["throughput", "--concurrency", "1,many"], "1,4,16"),
         (["throughput", "--concurrency", "0"], "at least 1"),
+        (["attention", "--quantize", "int8"], "use it with decode"),
+        (["overhead", "--rope-scaling", "yarn"], "no JSON"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
