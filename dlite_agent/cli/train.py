@@ -1,4 +1,4 @@
-"""`dlite-agent train capture|align|eval RECIPE [key=value ...]`: make a DLite drafter."""
+"""`dlite-agent train STEP RECIPE [key=value ...]`: make a DLite drafter."""
 
 from __future__ import annotations
 
@@ -6,21 +6,26 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dlite_agent.cli.console import note, table, write
 from dlite_agent.config import EngineConfig
 
 if TYPE_CHECKING:
     from dlite_agent.loading import LoadedModel
+    from dlite_agent.models.dlite_config import DLiteConfig
+    from dlite_agent.training.conversations import Conversation
     from dlite_agent.training.recipe import Recipe
+    from dlite_agent.training.stages import StageName
 
 __all__ = ["STEPS", "add_arguments", "run"]
 
 STEPS = {
     "capture": "the target answers the transcripts' turns; its taps are kept in shards",
-    "align": "train a drafter on what was captured",
+    "teacher": "stage 1: train a teacher that reads the history too",
+    "align": "stage 2: train the drafter, from the teacher where there is one",
     "eval": "the drafter in the real loop, beside what training computes",
+    "compare": "DLite and DSpark on the same windows, with equal parameters and steps",
 }
 
 
@@ -28,30 +33,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     listed = "; ".join(f"{name}: {about}" for name, about in STEPS.items())
     parser.add_argument("step", choices=tuple(STEPS), help=listed)
-    parser.add_argument("recipe", type=Path, help="a YAML file; see docs/guides/train-a-drafter.md")
+    parser.add_argument(
+        "recipe", help="a YAML file, or one of ours by name: nano, smollm2-135m, qwen3-0.6b, ..."
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. align.steps=100")
     parser.add_argument("--dry-run", action="store_true", help="say what it will take, and stop")
-    parser.add_argument("--minutes", type=float, help="of align: stop after so long; run again")
-    parser.add_argument("--json", action="store_true", help="of eval: print one JSON object")
+    parser.add_argument("--minutes", type=float, help="of a stage: stop after so long; run again")
+    parser.add_argument(
+        "--report-to", choices=("tensorboard", "wandb", "none"), default="none", help="of a stage"
+    )
+    parser.add_argument("--json", action="store_true", help="of eval, compare: one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one step of a recipe."""
     from dlite_agent.loading import load_model
-    from dlite_agent.training.recipe import read_recipe
+    from dlite_agent.training.recipe import find_recipe, read_recipe
 
-    recipe = read_recipe(arguments.recipe, arguments.overrides)
-    if arguments.step == "capture":
-        _check_transcripts(recipe)
+    recipe = read_recipe(find_recipe(arguments.recipe), arguments.overrides)
+    reads = arguments.step == "capture" or arguments.dry_run or recipe.capture.store != "disk"
+    conversations = _conversations(recipe) if reads else []
+    if arguments.dry_run:
+        return _tell(recipe, conversations)
     model = load_model(EngineConfig(model=recipe.model, drafter="null"), _unheard)
     try:
-        if arguments.dry_run:
-            return _tell(model, recipe)
         if arguments.step == "capture":
-            return _capture(model, recipe)
-        if arguments.step == "align":
-            return _align(model, recipe, arguments.minutes)
-        return _evaluate(model, recipe, as_json=arguments.json)
+            return _capture(model, recipe, conversations)
+        if arguments.step == "eval":
+            return _evaluate(model, recipe, as_json=arguments.json)
+        if arguments.step == "compare":
+            return _compare(model, recipe, as_json=arguments.json)
+        return _train(model, recipe, conversations, arguments)
     finally:
         model.target.close()
 
@@ -60,85 +72,111 @@ def _unheard(_stage: str, _share: float) -> None:
     """Loading takes seconds, and the log tells of it."""
 
 
-def _check_transcripts(recipe: Recipe) -> None:
+def _conversations(recipe: Recipe) -> list[Conversation]:
     """Read all of them before a model is loaded, so that a wrong file is found at once."""
     from dlite_agent.training.conversations import read_conversations
 
-    paths = [Path(path) for path in recipe.transcripts]
-    num_turns = sum(len(conversation.turns) for conversation in read_conversations(paths))
-    note(f"{num_turns} turns to answer")
+    found = list(read_conversations([Path(path) for path in recipe.transcripts]))
+    note(f"{sum(len(item.turns) for item in found)} turns to answer")
+    return found
 
 
-def _tell(model: LoadedModel, recipe: Recipe) -> int:
-    from dlite_agent.training.align import drafter_config, num_parameters
-    from dlite_agent.training.conversations import read_conversations
-    from dlite_agent.training.on_policy import record_bytes
+def _tell(recipe: Recipe, conversations: list[Conversation]) -> int:
+    """What it will take; reads configs only."""
+    from dlite_agent.cli.train_report import forecast
 
-    config = drafter_config(model, recipe.drafter)
-    paths = [Path(path) for path in recipe.transcripts]
-    conversations = list(read_conversations(paths))
-    each = record_bytes(model, config.taps)
-    told = {
-        "target": f"{recipe.model}, fingerprint {config.target_fingerprint}",
-        "conversations": len(conversations),
-        "turns": sum(len(conversation.turns) for conversation in conversations),
-        "taps": " ".join(map(str, config.taps)),
-        "drafter parameters": num_parameters(config),
-        "bytes a record": each,
-        "records at most": recipe.capture.max_records,
-        "bytes at most (disk, and memory of align)": each * recipe.capture.max_records,
-        "epochs": round(
-            recipe.align.steps * recipe.align.batch_size / recipe.capture.max_records, 2
-        ),
-    }
-    write(table(["what", "value"], [[name, str(value)] for name, value in told.items()]))
+    write(table(["what", "value"], forecast(recipe, conversations)))
     return 0
 
 
-def _capture(model: LoadedModel, recipe: Recipe) -> int:
-    from dlite_agent.training.align import drafter_config
-    from dlite_agent.training.conversations import read_conversations
-    from dlite_agent.training.on_policy import CaptureRun
+def _capture(model: LoadedModel, recipe: Recipe, conversations: list[Conversation]) -> int:
+    from dlite_agent.cli.train_report import forecast
+    from dlite_agent.training.shards import CaptureRun
+    from dlite_agent.training.sizes import row_bytes
 
-    config = drafter_config(model, recipe.drafter)
-    conversations = list(read_conversations([Path(path) for path in recipe.transcripts]))
-    run = CaptureRun(model, Path(recipe.work), recipe.capture, config.taps)
+    for name, value in forecast(recipe, conversations):
+        note(f"{name}: {value}")
+    config = _config(model, recipe)
+    each = row_bytes(config, recipe.capture.dtype)
+    run = CaptureRun(model, Path(recipe.work), recipe.capture, config.taps, each)
     num_records = run.run(conversations)
     note(f"{num_records} records in {recipe.work}")
     return 0
 
 
-def _align(model: LoadedModel, recipe: Recipe, minutes: float | None) -> int:
-    from dlite_agent.training.align import align, drafter_config
+def _train(
+    model: LoadedModel,
+    recipe: Recipe,
+    conversations: list[Conversation],
+    arguments: argparse.Namespace,
+) -> int:
     from dlite_agent.training.frozen import FrozenEnds
-    from dlite_agent.training.on_policy import load_records
+    from dlite_agent.training.stage_data import stage_data
+    from dlite_agent.training.stages import train_stage
+    from dlite_agent.training.tracking import find_tracker
 
-    config = drafter_config(model, recipe.drafter)
-    work = Path(recipe.work)
-    records, heldout = load_records(work), load_records(work, "heldout")
-    ends = FrozenEnds.of(model.target)
-    seconds = None if minutes is None else 60 * minutes
-    is_complete = align(recipe, config, ends, records, heldout, max_s=seconds)
-    note(f"wrote {recipe.out}" + ("" if is_complete else "; run again to go on"))
+    stage = cast("StageName", arguments.step)
+    config = _config(model, recipe)
+    folder = Path(recipe.work) / stage
+    tracker = find_tracker(arguments.report_to, folder, f"{Path(recipe.out).name}-{stage}")
+    data = stage_data(model, recipe, stage, config, conversations)
+    is_complete = train_stage(
+        recipe,
+        stage,
+        (config, FrozenEnds.of(model.target)),
+        data,
+        max_s=None if arguments.minutes is None else 60 * arguments.minutes,
+        tracker=tracker,
+    )
+    tracker.finish()
+    wrote = recipe.out if stage == "align" else str(folder)
+    note(f"wrote {wrote}" + ("" if is_complete else "; run again to go on"))
     return 0
 
 
 def _evaluate(model: LoadedModel, recipe: Recipe, *, as_json: bool) -> int:
-    from dlite_agent.training.align import evaluate
-    from dlite_agent.training.evaluate import check_served
-    from dlite_agent.training.on_policy import load_records, load_turns
+    from dlite_agent.training.served import evaluate, require_equal
+    from dlite_agent.training.shards import captured_with, load_records, load_turns
 
     work = Path(recipe.work)
-    heldout, turns = load_records(work, "heldout"), load_turns(work)
-    trained, served = evaluate(model, Path(recipe.out), heldout, turns)
+    found = evaluate(
+        model,
+        Path(recipe.out),
+        (load_records(work, "heldout"), load_turns(work)),
+        captured_with(work),
+        recipe.capture.enable_thinking,
+    )
     if as_json:
-        write(json.dumps({"trained": asdict(trained), "served": asdict(served)}))
+        write(json.dumps(asdict(found)))
     else:
-        rows = [
-            [str(slot), f"{a:.3f}", f"{b:.3f}"]
-            for slot, (a, b) in enumerate(zip(trained.per_slot, served.per_slot, strict=True))
-        ]
-        rows.append(["tau", f"{trained.tau:.3f}", f"{served.tau:.3f}"])
+        pairs = zip(found.trained.per_slot, found.served.per_slot, strict=True)
+        rows = [[str(slot), f"{a:.3f}", f"{b:.3f}"] for slot, (a, b) in enumerate(pairs)]
+        rows.append(["tau", f"{found.trained.tau:.3f}", f"{found.served.tau:.3f}"])
         write(table(["slot", "trained", "served"], rows))
-    check_served(trained, served)
+    require_equal(found)
     return 0
+
+
+def _compare(model: LoadedModel, recipe: Recipe, *, as_json: bool) -> int:
+    from dlite_agent.cli.train_report import comparison_rows
+    from dlite_agent.training.comparison import compare, contestants
+    from dlite_agent.training.frozen import FrozenEnds
+    from dlite_agent.training.shards import load_windows
+
+    config, work = _config(model, recipe), Path(recipe.work)
+    windows, heldout = load_windows(work), load_windows(work, "heldout_windows")
+    entries = contestants(recipe, model.target.config, config, FrozenEnds.of(model.target))
+    results = compare(recipe, entries, windows, heldout)
+    if as_json:
+        write(json.dumps([asdict(result) for result in results]))
+    else:
+        write(table(*comparison_rows(results)))
+    return 0
+
+
+def _config(model: LoadedModel, recipe: Recipe) -> DLiteConfig:
+    from dlite_agent.models.weights import fingerprint, resolve_checkpoint
+    from dlite_agent.training.stages import drafter_config
+
+    folder = resolve_checkpoint(model.config.model, model.config.revision)
+    return drafter_config(model.target.config, fingerprint(folder), recipe.drafter)

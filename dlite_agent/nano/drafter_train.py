@@ -22,9 +22,12 @@ from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpo
 from dlite_agent.nano.drafter_data import capture_world, world_transcripts
 from dlite_agent.training.capture import capture
 from dlite_agent.training.frozen import FrozenEnds
+from dlite_agent.training.learner import DLiteLearner
+from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import simulate
-from dlite_agent.training.trainer import Aligner, AlignOptions
+from dlite_agent.training.sources import StoredRecords
+from dlite_agent.training.trainer import Trainer
 
 __all__ = ["DrafterRecipe", "main"]
 
@@ -99,12 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         heldout = _heldout(target, tokenizer, config.taps, recipe.num_heldout)
         ends = FrozenEnds.of(target)
-    aligner = Aligner(options.work / "align", config, _align_options(recipe), ends)
+    learner = DLiteLearner(config, ends, seed=recipe.seed)
+    trainer = Trainer(options.work / "align", learner, _align_options(recipe))
     if options.compile:
-        aligner.compile()
+        trainer.compile()
 
-    def write(now: Aligner) -> None:
-        measured = simulate(now.student, ends, heldout)
+    def write(now: Trainer) -> None:
+        measured = simulate(learner.student, ends, heldout)
         logger.info(
             "step=%d heldout_tau=%.3f slots=%s",
             now.place.step,
@@ -120,11 +124,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "heldout_is": "the oracle's conversations with held-out names, teacher-forced",
             "torch": torch.__version__,
         }
-        write_dlite(options.out, config, now.weights, told)
+        write_dlite(options.out, config, learner.weights, told)
 
     seconds = None if options.minutes is None else options.minutes * 60
-    is_complete = aligner.run(records, max_s=seconds, on_state=write)
-    write(aligner)
+    source = StoredRecords(records, trainer.options, config.block_size)
+    is_complete = trainer.run(source, max_s=seconds, on_state=write)
+    write(trainer)
     logger.info("wrote out=%s complete=%s", options.out, is_complete)
     return 0
 

@@ -54,7 +54,9 @@ def load_state(work: Path) -> tuple[dict[str, Tensor], dict[str, object]] | None
     return tensors, place
 
 
-def check_run(work: Path, saved: Mapping[str, object], own: Mapping[str, object]) -> None:
+def check_run(
+    work: Path, saved: Mapping[str, object], own: Mapping[str, Mapping[str, object]]
+) -> None:
     """See that a state is of this run.
 
     Args:
@@ -65,8 +67,7 @@ def check_run(work: Path, saved: Mapping[str, object], own: Mapping[str, object]
     Raises:
         ConfigurationError: It is not; the message names the first value that differs.
     """
-    own = json.loads(json.dumps(own))
-    for section, values in own.items():
+    for section, values in json.loads(json.dumps(own)).items():
         theirs = saved.get(section)
         for name, value in values.items():
             other = theirs.get(name) if isinstance(theirs, dict) else None

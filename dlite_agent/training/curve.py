@@ -65,7 +65,7 @@ def draw_curve(rows: Sequence[Mapping[str, object]], path: Path, title: str) -> 
     measured = [row for row in rows if "heldout_per_slot" in row]
     kind = "heldout_per_slot" if measured else "per_slot"
     shown = measured or [row for row in rows if row.get("per_slot")]
-    slots = list(zip(*(row[kind] for row in shown), strict=True))  # type: ignore[call-overload]
+    slots = list(zip(*(row[kind] for row in shown), strict=True))
     for slot, shares in enumerate(slots):
         right.plot([row["step"] for row in shown], shares, ".-", label=f"slot {slot}")
     right.set_ylim(0, 1)

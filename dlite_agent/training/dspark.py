@@ -6,6 +6,7 @@ The network is the one that serves (`models.block_network`), over tensors that l
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -54,9 +55,7 @@ class DSparkLearner:
 
     def describe(self) -> Mapping[str, object]:
         """Its shape, and how far it looks back."""
-        names = "taps num_layers intermediate_size rank block_size head mask_token_id target_fingerprint"
-        shape = {name: getattr(self.config, name) for name in names.split()}
-        return {"family": "dspark", "window": self.window} | shape
+        return asdict(self.config) | {"window": self.window}
 
     def logits(self, part: Part) -> Tensor:
         """See `Learner.logits`; the part has a history."""

@@ -29,11 +29,11 @@ def write_tensors(
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file; otherwise as `write_tensors`."""
-    text = json.dumps(content, indent=1) + "\n"
-    _write(path, lambda part: part.write_text(text, "utf-8") and None)
+    text = json.dumps(content) + "\n"
+    _write(path, lambda part: part.write_text(text, "utf-8"))
 
 
-def _write(path: Path, write: Callable[[Path], None]) -> None:
+def _write(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         write(part)

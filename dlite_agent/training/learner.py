@@ -77,7 +77,7 @@ class DLiteLearner:
     Args:
         config: Its shape.
         ends: Of the target.
-        weights: Where to start from; None: new ones.
+        weights: Where to start from; what is not there is new.
         seed: Of new weights.
         device: Computes.
     """
@@ -94,9 +94,8 @@ class DLiteLearner:
         self.config, self.block_size = config, config.block_size
         device = device or torch.device("cpu")
         self.ends = ends.to(device)
-        if weights is None:
-            weights = new_weights(config, torch.Generator().manual_seed(seed), ends.gain)
-        self.weights = trained_copy(weights, device)
+        new = new_weights(config, torch.Generator().manual_seed(seed), ends.gain)
+        self.weights = trained_copy(new | dict(weights or {}), device)
         self.student = Student(config, self.weights, self.ends.embed)
 
     def describe(self) -> Mapping[str, object]:

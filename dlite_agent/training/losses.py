@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["block_loss", "slot_shares", "slot_weights"]
+__all__ = ["block_loss", "slot_counts", "slot_weights"]
 
 
 def slot_weights(block_size: int, decay: float = 4.0) -> Tensor:
@@ -25,7 +25,7 @@ def block_loss(
     *,
     cross_entropy: float = 0.1,
 ) -> Tensor:
-    """KL(p‖q) + α·CE with the target's best token, the mean over slots by weight.
+    """KL(p‖q) + α·CE with the target's best token, the sum over slots by weight.
 
     Args:
         logits: q, [N, B, V].
@@ -39,11 +39,10 @@ def block_loss(
     p = log_p.exp()
     divergence = (p * log_p).sum(dim=-1) - (p * log_q).sum(dim=-1)  # [N, B]
     missed = -log_q.gather(-1, best_ids.unsqueeze(-1)).squeeze(-1)
-    return ((divergence + cross_entropy * missed) * scale).sum() / scale.sum().clamp_min(1e-9)
+    return ((divergence + cross_entropy * missed) * scale).sum()
 
 
-def slot_shares(logits: Tensor, best_ids: Tensor, valid: Tensor) -> list[float]:
-    """Share of valid slots whose best token is the target's, one number a slot."""
+def slot_counts(logits: Tensor, best_ids: Tensor, valid: Tensor) -> Tensor:
+    """How many valid slots have the target's best token as theirs, and how many are, [2, B]."""
     right = (logits.argmax(dim=-1) == best_ids) & valid
-    shares: list[float] = (right.sum(dim=0) / valid.sum(dim=0).clamp_min(1)).tolist()
-    return shares
+    return torch.stack([right.sum(dim=0), valid.sum(dim=0)])

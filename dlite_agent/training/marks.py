@@ -19,7 +19,7 @@ _FIRST = 32
 def turn_marks(
     answer_ids: Sequence[int], *, follows_tool: bool, call_ids: tuple[int, int] | None
 ) -> Tensor:
-    """Marks of the positions that `training.capture` keeps of an answer, [n - 1] uint8.
+    """Marks of the positions that `training.capture` keeps of an answer, [n] uint8.
 
     Position j is the one whose logits gave token j.
 
@@ -28,7 +28,7 @@ def turn_marks(
         follows_tool: The answer follows a tool's result.
         call_ids: Ids that open and close a call; None: the template has none.
     """
-    ids = torch.tensor(answer_ids[:-1])
+    ids = torch.tensor(answer_ids)
     marks = torch.zeros(len(ids), dtype=torch.bool)
     if follows_tool:
         marks[:_FIRST] = True

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from dlite_agent.training.learner import Learner, Part
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance, walk_rounds
 from dlite_agent.training.windows import Windows
 
-__all__ = ["measure"]
+__all__ = ["draft_all", "measure"]
 
 _RECORDS, _ANCHORS = 1024, 128
 
@@ -24,17 +25,20 @@ def measure(learner: Learner, heldout: Records | Windows, *, min_position: int =
         heldout: Answers that the target itself wrote, greedily.
         min_position: Answers that begin before it are left out.
     """
-    is_windows = isinstance(heldout, Windows)
+    rows = heldout.rows if isinstance(heldout, Windows) else heldout
+    accepted, left = walk_rounds(rows, draft_all(learner, heldout), min_position)
+    return Acceptance.of(accepted, left, learner.block_size)
+
+
+def draft_all(learner: Learner, heldout: Records | Windows) -> Tensor:
+    """Greedy blocks at all usable positions, in order, [N, B] int64."""
     parts = (
         heldout.all_parts(learner.block_size, _ANCHORS)
-        if is_windows
+        if isinstance(heldout, Windows)
         else _parts(heldout, learner.block_size)
     )
     device = learner.ends.embedding.device
-    blocks = torch.cat([learner.draft(part.to(device)).cpu() for part in parts])
-    rows = heldout.rows if is_windows else heldout
-    accepted, left = walk_rounds(rows, blocks, min_position)
-    return Acceptance.of(accepted, left, learner.block_size)
+    return torch.cat([learner.draft(part.to(device)).cpu() for part in parts])
 
 
 def _parts(records: Records, block_size: int) -> Iterator[Part]:

@@ -26,7 +26,8 @@ def pack_taps(taps: Tensor) -> tuple[Tensor, Tensor]:
 def unpack_taps(codes: Tensor, scales: Tensor) -> Tensor:
     """States [..., E] float32 of codes and scales."""
     groups = codes.unflatten(-1, (scales.shape[-1], -1)).float()
-    return groups.mul(scales.float().unsqueeze(-1)).flatten(-2)
+    states: Tensor = groups.mul(scales.float().unsqueeze(-1)).flatten(-2)
+    return states
 
 
 def packed_bytes(hidden_size: int) -> int:

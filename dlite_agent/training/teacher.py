@@ -32,7 +32,7 @@ class TeacherLearner:
     Args:
         config: Of the student that it will be.
         ends: Of the target.
-        weights: Where to start from, a student's or a teacher's; None: new ones.
+        weights: Where to start from, a student's or a teacher's; what is not there is new.
         seed: Of new weights.
         device: Computes.
     """

@@ -40,14 +40,14 @@ class _TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]  # torch's own
+        self._writer = SummaryWriter(str(folder))
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
 
     def finish(self) -> None:
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
 class _WeightsAndBiases:

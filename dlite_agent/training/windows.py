@@ -57,6 +57,13 @@ class Windows:
         lengths = torch.tensor([len(part) for part in rows])
         return cls(Records.join(rows), lengths.cumsum(0) - lengths)
 
+    def first(self, count: int) -> Windows:
+        """The first of them; views."""
+        if count >= len(self):
+            return self
+        end = int(self.starts[count])
+        return Windows(self.rows.part(slice(0, end)), self.starts[:count])
+
     def bounds(self, number: int) -> tuple[int, int]:
         """First row of a window, and the one behind its last."""
         is_last = number + 1 == len(self)

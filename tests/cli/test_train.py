@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.cli.main import main
-from dlite_agent.training.on_policy import load_records, load_turns
+from dlite_agent.training.shards import load_records, load_turns
 
 QUESTIONS = ["Hello", "How are you?", "Hello!", "Thank you", "What can you do?", "Hi"]
 
@@ -33,7 +33,7 @@ def recipe(tmp_path: Path) -> Path:
         f"out: {tmp_path / 'out'}\n"
         "capture: {heldout: 3, max_answer: 24, shard_records: 12, enable_thinking: false}\n"
         "drafter: {num_taps: 3, num_layers: 1, intermediate_size: 64, rank: 8}\n"
-        "align: {steps: 4, batch_size: 16, learning_rate: 1.0e-3}\n"
+        "align: {steps: 4, batch_size: 16, learning_rate: 1.0e-3, device: cpu}\n"
     )
     return path
 
@@ -83,6 +83,6 @@ def test_steps_without_what_they_need_say_so(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "align", str(recipe)]) != 0
-    assert "holds no records" in capsys.readouterr().err
+    assert "holds no heldout" in capsys.readouterr().err
     assert main(["train", "capture", str(tmp_path / "none.yaml")]) == 2
     assert "there is no recipe" in capsys.readouterr().err

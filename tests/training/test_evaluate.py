@@ -17,10 +17,13 @@ from dlite_agent.testing import tiny_config, tiny_qwen3
 from dlite_agent.training.capture import Transcript, capture
 from dlite_agent.training.evaluate import Turn, check_served, serve
 from dlite_agent.training.frozen import FrozenEnds
+from dlite_agent.training.learner import DLiteLearner
+from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance, simulate
+from dlite_agent.training.sources import StoredRecords
 from dlite_agent.training.student import Student
-from dlite_agent.training.trainer import Aligner, AlignOptions
+from dlite_agent.training.trainer import Trainer
 from tests.dlite_models import dlite_config
 
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0)
@@ -50,7 +53,7 @@ def turns(target: DenseTransformer) -> list[Turn]:
 @pytest.fixture(scope="module")
 def trained(
     target: DenseTransformer, turns: list[Turn], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Aligner, Records]:
+) -> tuple[DLiteLearner, Records]:
     config = dlite_config(target.config, rank=16, intermediate_size=64)
     parts = [
         capture(target, Transcript.of_turn(turn.prompt_ids, turn.answer_ids), config.taps)
@@ -58,19 +61,20 @@ def trained(
     ]
     records = Records.join([part for part in parts if part is not None])
     options = AlignOptions(steps=30, batch_size=32, learning_rate=4e-3, autocast=False)
-    aligner = Aligner(tmp_path_factory.mktemp("run"), config, options, FrozenEnds.of(target))
-    aligner.run(records)
-    return aligner, records
+    learner = DLiteLearner(config, FrozenEnds.of(target))
+    trainer = Trainer(tmp_path_factory.mktemp("run"), learner, options)
+    trainer.run(StoredRecords(records, options, 7))
+    return learner, records
 
 
 def test_served_rounds_are_those_that_training_computes(
-    target: DenseTransformer, turns: list[Turn], trained: tuple[Aligner, Records]
+    target: DenseTransformer, turns: list[Turn], trained: tuple[DLiteLearner, Records]
 ) -> None:
-    aligner, records = trained
-    weights = {name: tensor.detach() for name, tensor in aligner.weights.items()}
+    learner, records = trained
+    weights = {name: tensor.detach() for name, tensor in learner.weights.items()}
     ends = FrozenEnds.of(target)
-    computed = simulate(Student(aligner.config, weights, ends.embed), ends, records)
-    rounds = serve(target, DLiteDrafter(aligner.config, weights, target, shortlist=None), turns)
+    computed = simulate(Student(learner.config, weights, ends.embed), ends, records)
+    rounds = serve(target, DLiteDrafter(learner.config, weights, target, shortlist=None), turns)
     assert rounds.num_different == 0
     served = rounds.acceptance(7)
     assert served.num_tokens == sum(len(turn.answer_ids) - 1 for turn in turns)
@@ -82,13 +86,13 @@ def test_served_rounds_are_those_that_training_computes(
 
 
 def test_slots_that_are_off_by_one_are_found_out(
-    target: DenseTransformer, turns: list[Turn], trained: tuple[Aligner, Records]
+    target: DenseTransformer, turns: list[Turn], trained: tuple[DLiteLearner, Records]
 ) -> None:
-    aligner, records = trained
-    computed = simulate(aligner.student, FrozenEnds.of(target), records)
-    weights = {name: tensor.detach().clone() for name, tensor in aligner.weights.items()}
+    learner, records = trained
+    computed = simulate(learner.student, FrozenEnds.of(target), records)
+    weights = {name: tensor.detach().clone() for name, tensor in learner.weights.items()}
     weights["slot_embedding.weight"] = weights["slot_embedding.weight"].roll(1, 0)
-    rounds = serve(target, DLiteDrafter(aligner.config, weights, target), turns)
+    rounds = serve(target, DLiteDrafter(learner.config, weights, target), turns)
     assert rounds.num_different == 0
     with pytest.raises(DrafterMismatchError, match=r"slot \d is accepted in .* alignment"):
         check_served(computed, rounds.acceptance(7))
