@@ -66,8 +66,8 @@ class EngineConfig:
         max_disk_bytes: Budget for the sessions of this model on disk.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
-        idle: Use the time in which nobody asks for anything to build what the next prompt will begin
-            with, where that differs from what was sampled. On a CPU not while a tool runs.
+        idle: Use the time between requests to build what the next prompt begins with, where that
+            differs from what was sampled. On a CPU not while a tool runs.
         reuse: `"session"`; `"prefix"` (longest prefix of the rendered text's tokens, no replay) and
             `"none"` exist as baselines.
         isolation: Run the model in a thread of this process or in a process of its own.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dlite_agent.chat.renderer import Renderer
 from dlite_agent.config import EngineConfig, SamplingParams
@@ -23,13 +24,17 @@ from dlite_agent.models.weights import (
 from dlite_agent.rope_scaling import RopeScaling
 from dlite_agent.secret import machine_secret
 from dlite_agent.sessions.store import SessionStore
+from dlite_agent.sessions.tiers import Tiers, open_tiers
 from dlite_agent.tasks import (
     Progress,
 )
-from dlite_agent.tenant_memory import TenantMemories
+from dlite_agent.tenant_memory import TenantMemories, TenantMemory
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
 __all__ = ["LoadedModel", "load_engine_target", "load_model"]
+
+if TYPE_CHECKING:
+    from dlite_agent.idle import IdleWork
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,7 @@ class LoadedModel:
         renderer: Messages to ids, for whoever is no tenant.
         tenants: What each tenant's turns left behind, beside KV.
         sessions: KV of earlier turns.
+        tiers: Where they go when there is no room for them, and when the process ends.
         max_context: Most tokens of prompt and answer together.
         how_to_raise_context: What to do for more.
         defaults: Sampling where a request says nothing.
@@ -54,6 +60,7 @@ class LoadedModel:
         closing_id: The one that closes a message, if the template has one.
         workspaces: What sessions have read and written, for drafts of others.
         load: What else is in the forward of a turn, for whoever drafts.
+        idle: What is computed between turns; None where turns run without a service.
         contention: Watches the interpreter lock.
         has_advised_process: Whether the host was told about it.
     """
@@ -65,6 +72,7 @@ class LoadedModel:
     renderer: Renderer
     tenants: TenantMemories
     sessions: SessionStore
+    tiers: Tiers
     max_context: int
     how_to_raise_context: str
     defaults: SamplingParams
@@ -73,6 +81,7 @@ class LoadedModel:
     closing_id: int | None
     workspaces: WorkspaceIndex = field(default_factory=WorkspaceIndex)
     load: Load = field(default_factory=Load)
+    idle: IdleWork | None = None
     contention: ContentionMeter = field(default_factory=ContentionMeter)
     has_advised_process: bool = False
 
@@ -157,17 +166,29 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     max_context, how_to_raise = min(known, key=lambda pair: pair[0])  # the first of equals
     closing_id = tokenizer.control_tokens.get(renderer.traits.closer)
     stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closing_id}
+    defaults = sampling_defaults(folder)
+    sessions = SessionStore(target, drafters.of, prefill_chunk=config.prefill_chunk)
+    tiers = open_tiers(config, sessions, target)
+    made_by = tokenizer.fingerprint
+
+    def prepare(tenant: str, memory: TenantMemory) -> None:
+        tiers.attach(tenant, memory.journal, made_by)
+        for hint, session_id in tiers.hints(tenant):
+            memory.remember_hint(hint, session_id)
+
+    secret = machine_secret(config.cache_folder())
     return LoadedModel(
         config=config,
         target=target,
         drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
         renderer=renderer,
-        tenants=TenantMemories(renderer, machine_secret(config.cache_folder())),
-        sessions=SessionStore(target, drafters.of, prefill_chunk=config.prefill_chunk),
+        tenants=TenantMemories(renderer, secret, prepare=prepare),
+        sessions=sessions,
+        tiers=tiers,
         max_context=max_context,
         how_to_raise_context=how_to_raise,
-        defaults=sampling_defaults(folder),
+        defaults=defaults,
         stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
         closing_id=closing_id,
         workspaces=workspaces,

@@ -12,6 +12,7 @@ from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.steps import drive
+from dlite_agent.idle import IdleWork
 from dlite_agent.loading import LoadedModel, load_model
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.scheduler import Scheduler, TurnSteps
@@ -50,6 +51,7 @@ class ModelService:
             prefill_chunk=config.prefill_chunk,
             load=model.load,
         )
+        self._idle = model.idle = IdleWork(model)
         self.info = EngineInfo(
             model=config.model,
             max_context=model.max_context,
@@ -70,12 +72,22 @@ class ModelService:
         """See `tasks.Service.num_free`."""
         return self._scheduler.num_free
 
+    @property
+    def is_idle_work_left(self) -> bool:
+        """See `tasks.Service.is_idle_work_left`."""
+        return self._idle.is_left
+
+    def idle_step(self) -> None:
+        """See `tasks.Service.idle_step`."""
+        self._idle.step()
+
     def answer(self, question: Question) -> Count | Usage:
         """See `tasks.Service.answer`."""
         return self._count(question) if isinstance(question, CountTokens) else self._usage()
 
     def add(self, request: ChatRequest, ticket: Ticket) -> None:
         """See `tasks.Service.add`."""
+        self._idle.interrupt()
 
         def begin(share: BatchShare) -> TurnSteps:
             return turn_steps(
@@ -94,13 +106,16 @@ class ModelService:
         self, request: ChatRequest, submitted_s: float, should_stop: Callable[[], bool]
     ) -> Iterator[GenerationChunk]:
         """Run one turn alone, beside the batch."""
+        self._idle.interrupt()
         share = BatchShare(self.model.config.prefill_chunk)
         steps = turn_steps(self.model, request, submitted_s, should_stop, share)
         return drive(self.model.target, steps)
 
     def close(self, error: BaseException | None = None) -> None:
         """End what runs, and give sessions, weights and KV back."""
+        self._idle.interrupt()
         self._scheduler.close(error or closed_error(self.model.config.model))
+        self.model.tiers.close()
         self.model.sessions.close()
         self.model.target.close()
 

@@ -153,6 +153,15 @@ class Service(Protocol):
         """How many more may be added now."""
         ...
 
+    @property
+    def is_idle_work_left(self) -> bool:
+        """Whether `idle_step` would do something."""
+        ...
+
+    def idle_step(self) -> None:
+        """Do a little of what nobody waits for (at most 50 ms); called while no turn runs."""
+        ...
+
     def answer(self, question: Question) -> Count | Usage:
         """Answer a quick question at once."""
         ...

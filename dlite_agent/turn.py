@@ -11,7 +11,7 @@ from typing import Never
 
 import torch
 
-from dlite_agent.admission import admit
+from dlite_agent.admission import AdmittedRequest, admit
 from dlite_agent.backend import ChatRequest
 from dlite_agent.batch_share import BatchShare
 from dlite_agent.chat.message_keys import turn_forms
@@ -28,6 +28,7 @@ from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
+from dlite_agent.sessions.kept import ANSWER_START, HINT, TENANT
 from dlite_agent.sessions.session import Session
 from dlite_agent.turn_record import KeptIds, TurnRecord, TurnTimes, describe_logprobs
 from dlite_agent.turn_session import find_session
@@ -80,6 +81,8 @@ def turn_steps(
     record = TurnRecord(
         admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
+    if model.idle is not None:
+        record.idle_rows = model.idle.settle(session.session_id)
     turn = _Turn(model, session, record)
     try:
         yield from turn.steps(should_stop)
@@ -93,6 +96,7 @@ def turn_steps(
             model.sessions.discard(session)
         else:
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
+            model.tiers.save(session, _labels(admitted))
 
 
 @dataclass(slots=True)
@@ -111,6 +115,8 @@ class _Turn:
             prompt.token_ids, should_stop=should_stop, chunk_rows=self._chunk_rows
         )
         record.times.prefilled_s = time.perf_counter()
+        prefill_s = record.times.prefilled_s - record.times.acquired_s
+        model.tiers.note_prefill(record.report.prefilled, prefill_s)
         parser = StreamParser(
             model.tokenizer,
             starts_in="reasoning" if prompt.starts_in_reasoning else "text",
@@ -132,6 +138,8 @@ class _Turn:
         _log(stats, parsed.finish_reason)
         if finish == "cancelled":
             return
+        if model.idle is not None:
+            model.idle.note(self.session.session_id, record.admitted, parsed.message)
         generation = Generation(
             parsed.message,
             parsed.finish_reason,
@@ -267,12 +275,23 @@ class _Turn:
         return [note]
 
 
+def _labels(admitted: AdmittedRequest) -> dict[str, str]:
+    """What is saved beside a session: who may find it, and what a request may drop of it."""
+    request, start = admitted.request, admitted.turn_start
+    answer_start = len(admitted.prompt.token_ids) if start is None else start
+    return {
+        TENANT: request.tenant,
+        HINT: request.session_hint or "",
+        ANSWER_START: str(answer_start),
+    }
+
+
 def _log(stats: TurnStats, finish_reason: str) -> None:
     miss = stats.miss
     rate = stats.completion_tokens / stats.decode_s if stats.decode_s else 0.0
     logger.info(
-        "turn session=%s origin=%s prompt=%d cached=%d prefill=%d rewound=%d new=%d sampled=%d "
-        "rounds=%d tau=%.2f batch=%.1f queue_s=%.3f ttft_s=%.3f total_s=%.3f "
+        "turn session=%s origin=%s prompt=%d cached=%d prefill=%d rewound=%d idle=%d new=%d "
+        "sampled=%d rounds=%d tau=%.2f batch=%.1f queue_s=%.3f ttft_s=%.3f total_s=%.3f "
         "decode_tok_s=%.1f miss=%s miss_tokens=%d miss_message=%s finish=%s",
         stats.session_id,
         stats.origin,
@@ -280,6 +299,7 @@ def _log(stats: TurnStats, finish_reason: str) -> None:
         stats.cached_tokens,
         stats.prefilled_tokens,
         stats.rewound_tokens,
+        stats.idle_prefilled_tokens,
         stats.new_tokens,
         stats.completion_tokens,
         stats.rounds,

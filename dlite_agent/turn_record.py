@@ -65,6 +65,7 @@ class TurnRecord:
         rounds: So far.
         sampled: Ids so far; up to where a stop string was complete.
         cut: Where a stop string ended the turn, or None.
+        idle_rows: Rows of its prompt that were computed before it came, while nobody asked for any.
         handle: What the client carries for us, to say which turn this was.
     """
 
@@ -79,6 +80,7 @@ class TurnRecord:
     rounds: list[Round] = field(default_factory=list)
     sampled: list[int] = field(default_factory=list)
     cut: StopCut | None = None
+    idle_rows: int = 0
     handle: str = ""
 
     def __post_init__(self) -> None:
@@ -153,6 +155,7 @@ class TurnRecord:
             cached_tokens=report.cached,
             prefilled_tokens=report.prefilled,
             rewound_tokens=report.rewound,
+            idle_prefilled_tokens=min(self.idle_rows, report.cached),
             completion_tokens=len(self.sampled),
             reasoning_tokens=parsed.num_reasoning_tokens,
             rounds=sum(round_.source != "prefill" for round_ in self.rounds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from dlite_agent.admission import AdmittedRequest
 from dlite_agent.batch_share import BatchShare
@@ -10,6 +11,7 @@ from dlite_agent.decoding.steps import Pause, Steps
 from dlite_agent.errors import CapacityError
 from dlite_agent.loading import LoadedModel
 from dlite_agent.outputs import GenerationChunk
+from dlite_agent.sessions.request import make_request
 from dlite_agent.sessions.session import Session
 
 __all__ = ["find_session"]
@@ -31,7 +33,6 @@ def find_session(
     """
     prompt_ids, sessions = admitted.prompt.token_ids, model.sessions
     tenant = admitted.request.tenant
-    answer_rows = min(admitted.sampling.max_tokens or 1, _PLANNED_ROWS)
     while not should_stop():
         reuses = model.config.reuse != "none"
         coming = sessions.coming_prefix(prompt_ids, tenant) if reuses and share.may_wait else None
@@ -42,27 +43,57 @@ def find_session(
                     return None
             if coming.is_over:
                 continue
-        hinted_id = _hinted_session(model, admitted)
         try:
-            if not reuses:
-                session = sessions.acquire_new(prompt_ids, answer_rows=answer_rows, tenant=tenant)
-                return session, "cold", None
-            session, origin = sessions.acquire(
-                prompt_ids,
-                hint_session_id=hinted_id,
-                in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
-                turn_start=admitted.turn_start,
-                answer_rows=answer_rows,
-                drops_answers=admitted.request.num_choices == 1,
-                tenant=tenant,
-            )
+            return (yield from _claim_steps(model, admitted, share))
         except CapacityError:
             if not share.may_wait:
                 raise
             yield Pause("admission")
-        else:
-            return session, origin, hinted_id
     return None
+
+
+def _claim_steps(
+    model: LoadedModel, admitted: AdmittedRequest, share: BatchShare
+) -> Steps[GenerationChunk, tuple[Session, str, str | None]]:
+    """Claim a session now.
+
+    Raises:
+        CapacityError: There is no room for it.
+    """
+    prompt_ids, sessions = admitted.prompt.token_ids, model.sessions
+    tenant = admitted.request.tenant
+    answer_rows = min(admitted.sampling.max_tokens or 1, _PLANNED_ROWS)
+    if model.config.reuse == "none":
+        session = sessions.acquire_new(prompt_ids, answer_rows=answer_rows, tenant=tenant)
+        return session, "cold", None
+    hinted_id = _hinted_session(model, admitted)
+    restored = yield from _restore_steps(model, admitted, answer_rows, share)
+    if restored is not None:
+        return restored, "restored", hinted_id
+    session, origin = sessions.acquire(
+        prompt_ids,
+        hint_session_id=hinted_id,
+        in_place_ids=frozenset(filter(None, [admitted.plan.owner_session_id])),
+        turn_start=admitted.turn_start,
+        answer_rows=answer_rows,
+        drops_answers=admitted.request.num_choices == 1,
+        tenant=tenant,
+    )
+    return session, origin, hinted_id
+
+
+def _restore_steps(
+    model: LoadedModel, admitted: AdmittedRequest, answer_rows: int, share: BatchShare
+) -> Steps[GenerationChunk, Session | None]:
+    """Claim a session that was kept outside of the pool, where that saves prefill."""
+    request = replace(
+        make_request(admitted.prompt.token_ids, answer_rows=answer_rows),
+        drops_answers=admitted.request.num_choices == 1,
+        tenant=admitted.request.tenant,
+    )
+    return (
+        yield from model.tiers.restore_steps(request, admitted.turn_start, lambda: share.may_wait)
+    )
 
 
 def _hinted_session(model: LoadedModel, admitted: AdmittedRequest) -> str | None:

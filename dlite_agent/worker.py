@@ -169,7 +169,10 @@ class Worker:
                 self._listeners.clear()
                 self._changed.notify_all()
             while self._admit(service):
-                service.step()
+                if service.num_turns:
+                    service.step()
+                else:
+                    service.idle_step()
         finally:
             with self._changed:
                 self._state = "closed"
@@ -204,7 +207,12 @@ class Worker:
         """Hand over what waits, or wait for something to do; False once the worker is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._state != "ready" or self._jobs or service.num_turns
+                lambda: (
+                    self._state != "ready"
+                    or self._jobs
+                    or service.num_turns
+                    or service.is_idle_work_left
+                )
             )
             if self._state != "ready":
                 return False

@@ -52,6 +52,13 @@ class CountingService:
     def num_free(self) -> int:
         return self._max_turns - len(self.turns)
 
+    @property
+    def is_idle_work_left(self) -> bool:
+        return False
+
+    def idle_step(self) -> None:
+        raise AssertionError("there is none")
+
     def answer(self, question: Question) -> Count:
         self.thread = threading.current_thread()
         return Count(self.num_steps)

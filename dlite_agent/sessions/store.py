@@ -193,6 +193,12 @@ class SessionStore:
         entry.ended_in_call = waits_for_tool
         self._touch(entry)
 
+    def adopt(self, session: Session, tenant: str = "") -> Resident:
+        """Keep an idle session of this store's target that was made elsewhere."""
+        entry = Resident(session, TokenTrail(session.token_ids), tenant=tenant)
+        self._entries[session.session_id] = entry
+        return entry
+
     def discard(self, session: Session) -> None:
         """Close a session and forget it."""
         self._entries.pop(session.session_id, None)
@@ -301,14 +307,14 @@ class SessionStore:
         if in_place:
             self._make_room(request.need(lambda rows: pages_to_grow(session.kv, kept, rows), donor))
             return donor
-        return self._enter(session.fork(kept, session_id=_new_id()), request.tenant)
+        return self.adopt(session.fork(kept, session_id=_new_id()), request.tenant)
 
     def _open_new(self, request: PrefixRequest, session_id: str) -> Resident:
         self._make_room(request.need(num_pages))
         chunk = self._prefill_chunk
         drafter = self._drafter_of(request.tenant)
         session = Session(self._target, drafter, session_id=session_id, prefill_chunk=chunk)
-        return self._enter(session, request.tenant)
+        return self.adopt(session, request.tenant)
 
     def _begin(
         self, entry: Resident, request: PrefixRequest, common: int, turn_start: int | None
@@ -321,14 +327,8 @@ class SessionStore:
         self._touch(entry)
         return entry.session
 
-    def _enter(self, session: Session, tenant: str) -> Resident:
-        entry = Resident(session, TokenTrail(session.token_ids), tenant=tenant)
-        self._entries[session.session_id] = entry
-        return entry
-
     def _touch(self, entry: Resident) -> None:
-        session_id = entry.session.session_id
-        self._entries[session_id] = self._entries.pop(session_id)
+        self._entries[entry.session.session_id] = self._entries.pop(entry.session.session_id)
 
     def _make_room(self, need: Need) -> None:
         if self._is_closed:
