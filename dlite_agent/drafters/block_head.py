@@ -218,16 +218,17 @@ class BlockHead:
         count = min(self._shortlist or vocab_size, vocab_size)
         best = torch.topk(base, count, dim=-1, sorted=False)
         scores, candidates = _host(best.values), best.indices
+        ids_of = self._named(candidates.cpu().numpy())
         if self._factor is None or self._cell is None:
             places = scores.argmax(axis=1, keepdims=True)
-            ids = np.take_along_axis(candidates.cpu().numpy(), places, axis=1)[:, 0].tolist()
+            ids = np.take_along_axis(ids_of, places, axis=1)[:, 0].tolist()
             return _cut(ids, _shares(scores), min_chance)
-        ids_of = candidates.cpu().numpy()
         if self._shortlist:
             rows = self._factor.index_select(0, candidates.view(-1))
             factors = _host(rows).reshape(*ids_of.shape, -1)
         else:  # in the order of the factor's rows
-            scores, ids_of = _host(base), np.broadcast_to(np.arange(vocab_size), base.shape)
+            all_ids = self._named(np.arange(vocab_size))
+            scores, ids_of = _host(base), np.broadcast_to(all_ids, base.shape)
             factors = np.broadcast_to(_host(self._factor), (*base.shape, self._factor.shape[1]))
         if isinstance(self._cell, RecurrentCell):
             step = self._cell.start(hidden, cursor)
@@ -257,6 +258,10 @@ class BlockHead:
             chosen.append(previous_id)
             shares.append(min(share, 1.0))
         return tuple(chosen), tuple(shares)
+
+    def _named(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the vocabulary projection as ids of the target."""
+        return rows if self._target_ids is None else self._target_ids[rows]
 
     def _hinted_score(self, base: Tensor, hint: Hint, state: Numbers) -> float:
         """The corrected logit of a hint's candidate, with what copying adds; -inf of none."""
