@@ -23,12 +23,13 @@ _LISTS = frozenset({"slots_accepted", "slots_left"})
 
 ABOUT = (
     f"history: long from {LONG_TOKENS:,} tokens; session: fresh computed its history, fork and "
-    "restored (saved to disk, loaded) did not; tau = committed tokens a round, the prefill's left "
-    "out; micro over all rounds, macro the mean over requests; low, high: 95 % interval of the "
-    "micro figure and of the speed-up, conversations resampled; per_slot: share of rounds that "
-    "accepted at least so many tokens, of those whose answer went on so long; speedup = decode "
-    "time without drafts over that with, of the same requests; c = tau / speedup, what a round "
-    "costs in plain steps; *_ms: of a round; same_answers: requests answered as without drafts"
+    "restored (saved to disk, loaded) did not, +state: the drafter's own history was saved too; "
+    "tau = committed tokens a round, the prefill's left out; micro over all rounds, macro the mean "
+    "over requests; low, high: 95 % interval of the micro figure and of the speed-up, "
+    "conversations resampled; per_slot: share of rounds that accepted at least so many tokens, of "
+    "those whose answer went on so long; speedup = decode time without drafts over that with, of "
+    "the same requests; c = tau / speedup, what a round costs in plain steps; *_ms: of a round; "
+    "same_answers: requests answered as without drafts"
 )
 
 Row = Mapping[str, Any]
@@ -84,7 +85,7 @@ def acceptance_json(result: BenchResult) -> dict[str, object]:
     drafters = [
         {
             "name": row["drafter"],
-            "restored": row["session"] == "restored",
+            "restored": str(row["session"]).startswith("restored"),
             **{name: value for name, value in row.items() if name != "drafter"},
             "per_slot": [float(share) for share in str(row["per_slot"]).split()],
         }
