@@ -162,6 +162,14 @@ def _overhead(arguments: argparse.Namespace) -> BenchResult:
         )
 
 
+def _restore(arguments: argparse.Namespace) -> BenchResult:
+    from dlite_agent.bench.restore import bench_restore
+
+    num_tokens, repeats = arguments.tokens, max(1, arguments.repeats // 4)
+    with closing(LoadingNote()) as progress:
+        return bench_restore(_config(arguments), num_tokens, repeats, report=progress)
+
+
 BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] = {
     "step": ("a decode step against transformers' and the time to read the weights", _step),
     "decode": ("tokens a second with each drafter, over those without drafts", _decode),
@@ -169,12 +177,13 @@ BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] =
     "history": ("a round behind 100 to 30,000 tokens, with a random model and drafter", _history),
     "replay": ("drafts that transcripts would have accepted; no model computes", _replay),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
+    "restore": ("a session that comes back from disk against its prefill", _restore),
     "overhead": ("what drafting costs on random text and prose: paired runs", _overhead),
     "quality": ("perplexity and agreement of int8 and float32 with bfloat16", _quality),
     "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
-_ENGINE_BENCHES = ("decode", "throughput", "overhead")
+_ENGINE_BENCHES = ("decode", "throughput", "restore", "overhead")
 """Those that load a model as an engine does."""
 
 
@@ -196,7 +205,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--repeats",
         type=int,
         default=20,
-        help="timed calls a figure; a fifth for throughput, a quarter for decode",
+        help="timed calls a figure; a fifth for throughput, a quarter for decode and restore",
     )
     parser.add_argument(
         "--concurrency",
@@ -223,6 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="for decode: also a drafter that knows the text and is right with this chance",
     )
+    parser.add_argument("--tokens", type=int, default=2000, help="for restore (default: 2000)")
     _add_acceptance_arguments(parser)
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
     parser.add_argument(
@@ -323,7 +333,7 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
         raise ConfigurationError(
             f"there is no bench {unknown[0]!r}; use one of {', '.join(map(repr, BENCHES))}"
         )
-    for name in ("repeats", "threads"):
+    for name in ("repeats", "threads", "tokens"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ConfigurationError(f"--{name} is {value}; use at least 1")
