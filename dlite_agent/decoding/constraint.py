@@ -11,6 +11,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,9 +27,11 @@ from torch.nn.functional import pad
 
 from dlite_agent.errors import RequestError
 
-__all__ = ["Constraint", "GrammarCompiler", "TokenTable"]
+__all__ = ["Closing", "Constraint", "GrammarCompiler", "TokenTable"]
 
 logger = logging.getLogger(__name__)
+
+Closing = Literal["answers", "all", "never"]
 
 _MAX_ENDING = 2048
 """Tokens of the shortest turn that a grammar may ask for."""
@@ -46,8 +50,9 @@ class TokenTable:
         texts: Bytes of every id; of a control token its spelling, and nothing for an id that is no
             token.
         control_ids: Ids of control tokens.
-        stop_ids: Ids that end a turn, at least one; control tokens.
+        stop_ids: Ids that end a turn, the usual one first.
         encode: Text to ordinary ids.
+        call_id: Opens a call, if it is a token.
     """
 
     def __init__(
@@ -56,7 +61,9 @@ class TokenTable:
         control_ids: Sequence[int],
         stop_ids: Sequence[int],
         encode: Callable[[str], Sequence[int]],
+        call_id: int | None = None,
     ) -> None:
+        self.call_id = call_id
         self.tokens = list(texts)
         self.special_token_ids = sorted(set(control_ids) | set(stop_ids))
         self.stop_ids = list(stop_ids)
@@ -77,6 +84,8 @@ class _Vocabulary:
         vocab_size: Columns of the target's logits.
         num_tokens: Ids that the tokenizer has.
         stop_ids: Ids that end a turn where its grammar accepts.
+        stop_id: The usual one.
+        call_id: Opens a call, if it is a token.
         closers: Token sequences that end something, best first.
         executor: Computes masks.
     """
@@ -84,6 +93,8 @@ class _Vocabulary:
     vocab_size: int
     num_tokens: int
     stop_ids: frozenset[int]
+    stop_id: int
+    call_id: int | None
     closers: tuple[tuple[int, ...], ...]
     executor: LLExecutor
 
@@ -106,6 +117,8 @@ class GrammarCompiler:
             vocab_size,
             self._tokenizer.vocab_size,
             stop_ids,
+            table.eos_token_id,
+            table.call_id,
             closers,
             LLExecutor(num_threads=1),
         )
@@ -114,12 +127,14 @@ class GrammarCompiler:
             "grammar vocabulary tokens=%d s=%.2f", len(table.tokens), time.perf_counter() - began_s
         )
 
-    def compile(self, grammar: str, tenant: str = "") -> Constraint:
+    def compile(self, grammar: str, tenant: str = "", closing: Closing = "never") -> Constraint:
         """A constraint at the grammar's start; compiled grammars are kept, for each tenant alone.
 
         Args:
             grammar: In llguidance's dialect of Lark.
             tenant: Whose grammar it is.
+            closing: What is closed before its tokens run out: `"answers"`: a turn that holds no
+                call yet; `"all"`: calls as well, whose strings may then be cut short; `"never"`.
 
         Raises:
             RequestError: The grammar holds a schema that cannot be enforced, that nothing
@@ -139,7 +154,7 @@ class GrammarCompiler:
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
-        return Constraint(matcher.deep_copy(), self._vocabulary)
+        return Constraint(matcher.deep_copy(), self._vocabulary, closing)
 
     def _check_satisfiable(self, matcher: LLMatcher) -> None:
         if Constraint(matcher.deep_copy(), self._vocabulary).ending(_MAX_ENDING) is None:
@@ -156,16 +171,21 @@ class Constraint:
     Args:
         matcher: At the turn's start; owned.
         vocabulary: The target's.
+        closing: See `GrammarCompiler.compile`.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: _Vocabulary, closing: Closing = "never"
+    ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
+        self._closing = closing
         self._next_look: int | None = None
 
     def num_valid(self, drafted: Sequence[int]) -> int:
         """How many tokens of a draft the grammar allows; a stop id counts where it may stand."""
-        return self._matcher.validate_tokens(list(drafted))
+        known = takewhile(lambda token_id: token_id < self._vocabulary.num_tokens, drafted)
+        return self._matcher.validate_tokens(list(known))  # an unknown id would break the matcher
 
     def forced(self, budget: int) -> tuple[int, ...]:
         """Tokens that spell the bytes which must come next, at most `budget`; often none.
@@ -208,12 +228,20 @@ class Constraint:
         for token_id in token_ids:
             if not self._matcher.consume_token(token_id):
                 raise ValueError(f"token {token_id!r} breaks the grammar")
+            if token_id == self._vocabulary.call_id and self._closing == "answers":
+                self._closing = "never"
+
+    def num_unwatched(self, num_left: int) -> int:
+        """How many tokens may be committed before `closing` has to be asked again."""
+        if self._closing == "never":
+            return num_left
+        return num_left if self._next_look is None else max(0, num_left - self._next_look)
 
     def closing(self, num_left: int) -> tuple[int, ...]:
         """The tokens that end the turn in time, stop id included, once there is no room for more.
 
-        Depends on the tokens so far and `num_left` alone; looks at the grammar only where the last
-        ending that it saw comes near.
+        Looks at the grammar only where the last ending that it saw comes near. Asked at the start
+        and wherever `num_unwatched` says so, what it returns depends on the tokens alone.
 
         Args:
             num_left: Tokens that the turn may still commit.
@@ -221,6 +249,8 @@ class Constraint:
         Returns:
             Nothing while there is room, or where the grammar cannot be ended within `num_left`.
         """
+        if self._closing == "never":
+            return ()
         if self._next_look is not None and num_left > self._next_look:
             return ()
         ending = self.ending(num_left - 1)
@@ -230,7 +260,7 @@ class Constraint:
         self._next_look = min(num_left - 1, len(ending) + 2 * _CLOSING_MARGIN)
         if num_left > len(ending) + 1 + _CLOSING_MARGIN:
             return ()
-        return (*ending, min(self._vocabulary.stop_ids))
+        return (*ending, self._vocabulary.stop_id)
 
     def ending(self, max_tokens: int) -> tuple[int, ...] | None:
         """A short way to where the grammar accepts, at most `max_tokens`; None if none was found.

@@ -73,16 +73,14 @@ def decode_steps(
         FloatingPointError: The logits are not finite. The state holds what was committed before.
     """
     rules = _Rules(sampler, limits, state.token_ids)
-    num_committed = 0
     finish: Finish | None = None
     while finish is None and not should_stop():
         if state.logits is not None:
             block, num_rows = DraftBlock(source="prefill"), 0
             output: TargetOutput | None = TargetOutput(state.logits[None], None)
         else:
-            block = rules.forced_block(num_committed) or _propose(
-                target, drafter, state, rules, limits.draft_budget(num_committed)
-            )
+            budget = rules.draft_budget()
+            block = rules.forced_block(budget) or _propose(target, drafter, state, rules, budget)
             block = _reserve(state, block, limits.fixed_rows)
             num_rows = len(block.token_ids) + 1
             output = yield _rows(target, drafter, state, block, limits.fixed_rows)
@@ -90,15 +88,14 @@ def decode_steps(
         # row 0 stands at `position` when it was forwarded (the pending token), else before it
         first_position = state.position + min(num_rows, 1)
         logits = output.logits[: max(num_rows, 1)]
-        verified = verify(block, logits, sampler, first_position, rules.context())
+        verified = verify(block, logits, sampler, first_position, rules.context(block))
         rules.advance(verified.token_ids)
         drafter.commit(state.draft_state, list(verified.token_ids))
         num_kept = min(num_rows, len(verified.token_ids))
         read_rows(drafter, state.draft_state, output.hidden, state.position, num_kept)
         _commit(state, verified, num_kept, output.hidden)
         del logits, output  # views of all sessions' logits: not kept while the round is read
-        num_committed += len(verified.token_ids)
-        finish = limits.finish(verified.token_ids[-1], num_committed)
+        finish = limits.finish(verified.token_ids[-1], rules.num_committed)
         yield _round(block, verified, finish)
 
 
@@ -127,31 +124,72 @@ class _Rules:
     def __init__(self, sampler: Sampler, limits: StopRules, prompt_ids: Sequence[int]) -> None:
         self.sampler = sampler
         self.limits = limits
+        self.num_committed = 0
         self.thoughts = None if limits.thoughts is None else ThoughtCounter(limits.thoughts)
         self._history = sampler.new_history(prompt_ids)
+        self._closing: tuple[int, ...] = ()
+        self._watch()
 
-    def context(self) -> RowContext:
-        """For the rows of the next verification."""
+    def context(self, block: DraftBlock) -> RowContext:
+        """For the rows of the verification of a draft."""
+        constraint = self.limits.constraint
         return RowContext(
             self.limits.stop_token_ids,
+            masks=None if constraint is None else constraint.masks(block.token_ids),
             history=self._history,
-            forced=self.thoughts.forced if self.thoughts is not None else (),
+            forced=self._forced,
             num_top_logprobs=self.sampler.num_top_logprobs,
         )
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Read committed ids."""
+        self.num_committed += len(token_ids)
         if self._history is not None:
             self._history.extend(token_ids)
         if self.thoughts is not None:
             self.thoughts.advance(token_ids)
+        if self.limits.constraint is not None:
+            self.limits.constraint.advance(token_ids)
+        self._closing = self._closing[len(token_ids) :]
+        self._watch()
 
-    def forced_block(self, num_committed: int) -> DraftBlock | None:
+    def draft_budget(self) -> int:
+        """Most tokens of a draft; none is drafted over a point where the turn may be closed."""
+        budget = self.limits.draft_budget(self.num_committed)
+        constraint = self.limits.constraint
+        if constraint is None or self._closing:
+            return budget
+        return min(budget, max(0, constraint.num_unwatched(self._num_left) - 1))
+
+    def forced_block(self, budget: int) -> DraftBlock | None:
         """What is forced now, as a draft; None where the target may choose."""
-        if self.thoughts is None or not self.thoughts.forced:
-            return None
-        budget = self.limits.draft_budget(num_committed)
-        return DraftBlock(self.thoughts.forced[:budget], source="forced")
+        return DraftBlock(self._forced[:budget], source="forced") if self._forced else None
+
+    def within_grammar(self, block: DraftBlock, budget: int) -> DraftBlock:
+        """A draft up to where it breaks the grammar, or what must come, where that is longer."""
+        constraint = self.limits.constraint
+        if constraint is None:
+            return block
+        num_valid = constraint.num_valid(block.token_ids)
+        spelled = constraint.forced(budget)
+        if spelled and len(spelled) >= num_valid:
+            return DraftBlock(spelled, source="grammar")
+        return DraftBlock(block.token_ids[:num_valid], block.confidence[:num_valid], block.source)
+
+    @property
+    def _num_left(self) -> int:
+        return self.limits.max_tokens - self.num_committed
+
+    @property
+    def _forced(self) -> tuple[int, ...]:
+        if self._closing:
+            return self._closing
+        return self.thoughts.forced if self.thoughts is not None else ()
+
+    def _watch(self) -> None:
+        constraint = self.limits.constraint
+        if constraint is not None and not self._closing:
+            self._closing = constraint.closing(self._num_left)
 
 
 def _propose(
@@ -176,7 +214,8 @@ def _propose(
             break
     if rules.thoughts is not None:
         del usable[rules.thoughts.num_free(usable) :]
-    return DraftBlock(tuple(usable), block.confidence[: len(usable)], block.source)
+    usable_block = DraftBlock(tuple(usable), block.confidence[: len(usable)], block.source)
+    return rules.within_grammar(usable_block, budget)
 
 
 def _reserve(state: DecodeState, block: DraftBlock, fixed_rows: int | None) -> DraftBlock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dlite_agent.decoding.constraint import Constraint
 from dlite_agent.decoding.thoughts import ThoughtBudget
 
 __all__ = ["Finish", "StopRules"]
@@ -22,6 +23,7 @@ class StopRules:
         thoughts: Budget for thoughts; None is no limit.
         fixed_rows: Rows of every forward, for audits: drafts are cut to fit, and rows that nobody
             reads fill what they leave; None computes what is needed.
+        constraint: Grammar of the turn, at its start; None allows every token. Mutated.
 
     Raises:
         ValueError: `max_tokens` or `fixed_rows` is below 1.
@@ -31,6 +33,7 @@ class StopRules:
     max_tokens: int
     thoughts: ThoughtBudget | None = None
     fixed_rows: int | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "fixed_rows"):

@@ -100,7 +100,8 @@ def verify(
     num_rows = _num_reachable_rows(drafted, rows)
     reachable = logits[:num_rows]
     if rows.masks is not None:
-        reachable = reachable.masked_fill(~rows.masks[:num_rows], -float("inf"))
+        masks = rows.masks[:num_rows].to(logits.device)
+        reachable = reachable.masked_fill(~masks, -float("inf"))
 
     forced = rows.forced[:num_rows]
     sampled = sampler.sample_each(reachable, first_position, rows.history, drafted, len(forced))

@@ -14,7 +14,7 @@ from dlite_agent.chat.grammar import CallForm, TurnForm, turn_grammar
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.stream_parser import StreamParser
-from dlite_agent.decoding.constraint import Constraint, GrammarCompiler, TokenTable
+from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
 
@@ -40,7 +40,9 @@ NOW_CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 @pytest.fixture(scope="module")
 def compiler() -> GrammarCompiler:
     texts = [TOKENIZER.token_bytes(i) for i in range(265)]
-    table = TokenTable(texts, list(IDS.values()), [STOP], TOKENIZER.encode_untrusted)
+    table = TokenTable(
+        texts, list(IDS.values()), [STOP], TOKENIZER.encode_untrusted, IDS["<tool_call>"]
+    )
     return GrammarCompiler(table, VOCAB)
 
 
@@ -54,10 +56,11 @@ def start(compiler: GrammarCompiler) -> Start:
         tools: Sequence[ToolSpec] = (WEATHER, NOW),
         calls: CallForm = "json",
         thought: str = "optional",
+        closing: Closing = "never",
     ) -> Constraint:
         grammar = turn_grammar(rules, tools, TurnForm(IDS, calls, thought))  # type: ignore[arg-type]
         assert grammar is not None
-        return compiler.compile(grammar)
+        return compiler.compile(grammar, closing=closing)
 
     return start
 
@@ -172,6 +175,12 @@ def test_masks_are_those_of_each_row_of_a_draft(start: Start) -> None:
     assert not masks[:, 265:].any(), "ids behind the tokenizer's are never allowed"
 
 
+def test_an_id_that_is_no_token_is_not_valid(start: Start) -> None:
+    constraint = start(OutputRules(ToolChoice("none")))
+    assert constraint.num_valid([ord("a"), VOCAB - 1, ord("b")]) == 1
+    assert accepts(constraint, "it leaves no trace")
+
+
 def test_nothing_follows_a_stop_id(start: Start) -> None:
     constraint = start(OutputRules(answer=AnswerFormat({"type": "integer"})), ())
     assert constraint.masks([ord("4"), STOP, ord("2")]).shape[0] == 2
@@ -230,7 +239,8 @@ def test_an_answer_is_closed_before_its_budget_ends(start: Start) -> None:
         "properties": {"text": {"type": "string"}, "tags": {"type": "array", "minItems": 2}},
         "required": ["text", "tags"],
     }
-    constraint = start(OutputRules(answer=AnswerFormat(schema)), (), thought="none")
+    rules = OutputRules(answer=AnswerFormat(schema))
+    constraint = start(rules, (), thought="none", closing="answers")
     turn = TOKENIZER.encode_untrusted('{"text": "')
     constraint.advance(turn)
     num_left = 150
@@ -241,6 +251,15 @@ def test_an_answer_is_closed_before_its_budget_ends(start: Start) -> None:
     assert num_left > 60, "an ending may grow: it is not waited for to the last"
     assert closing[-1] == STOP
     jsonschema.validate(json.loads(TOKENIZER.decode([*turn, *closing[:-1]])), schema)
+
+
+def test_a_call_is_not_closed_unless_asked(start: Start) -> None:
+    rules = OutputRules(answer=AnswerFormat({"type": "string"}))
+    for closing, is_closed in (("answers", False), ("all", True)):
+        constraint = start(rules, thought="none", closing=closing)
+        constraint.closing(900)
+        constraint.advance(TOKENIZER.encode_template(CALL[:-22]))
+        assert bool(constraint.closing(70)) is is_closed
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, JSON]:
@@ -286,7 +305,8 @@ def random_turn(constraint: Constraint, rng: random.Random, max_tokens: int) -> 
 def test_random_answers_fit_random_schemas(start: Start, seed: int) -> None:
     rng = random.Random(seed)
     schema = random_schema(rng)
-    constraint = start(OutputRules(answer=AnswerFormat(schema)), (), thought="none")
+    rules = OutputRules(answer=AnswerFormat(schema))
+    constraint = start(rules, (), thought="none", closing="answers")
     turn = random_turn(constraint, rng, 300)
     if turn[-1] == STOP:
         text = b"".join(map(TOKENIZER.token_bytes, turn[:-1])).decode()
