@@ -45,9 +45,9 @@ class DrafterRows:
             parts: [..., count, width], as many and of the same widths at every call; copied.
             first_position: Of their first row.
         """
+        self.truncate_to(first_position)
         if first_position > self.end or not self._length:
             self.first, self._length = first_position, 0
-        self.truncate_to(first_position)
         count = parts[0].shape[-2]
         if self.window and self._length + count > 2 * self.window:
             self._forget(self._length - max(0, self.window - count))
