@@ -139,6 +139,11 @@ class Renderer:
         return other
 
     @property
+    def closing_id(self) -> int | None:
+        """The token that closes an assistant's message, if the template has one."""
+        return self._tokenizer.control_tokens.get(self.traits.closer)
+
+    @property
     def strips_thoughts(self) -> bool:
         """Whether the template drops thoughts of turns before the last user message."""
         return self.traits.strips_thoughts
@@ -216,7 +221,6 @@ class Renderer:
         regions: Mapping[int, tuple[int, int]],
         splices: Mapping[int, Sequence[int]],
     ) -> RenderedPrompt:
-        closer_id = self._tokenizer.control_tokens.get(self.traits.closer)
         encode = self._encoder.encode if self.joins_segments else self._encoder.encode_whole
         encoded = EncodedText()
         cursor = 0
@@ -224,7 +228,7 @@ class Renderer:
             encoded.extend(encode(marked.text[cursor:start], marked.sentinels))
             encoded.marks.append((index, len(encoded.controls)))
             encoded.token_ids.extend(splices[index])
-            is_closed = bool(splices[index]) and splices[index][-1] == closer_id
+            is_closed = bool(splices[index]) and splices[index][-1] == self.closing_id
             cursor = stop + len(self.traits.closer) * is_closed
         rest = marked.text[cursor:]
         suffix_start = self._suffix_start(rest, marked) if call.add_generation_prompt else None

@@ -1,4 +1,7 @@
-"""`dlite-agent doctor [MODEL]`: what this machine can do, and how a model fits, by its config."""
+"""`dlite-agent doctor [MODEL] [TRANSCRIPT...]`: this machine, a model, or recorded requests.
+
+Of a model by its config, and of requests by the model's tokenizer: no weights are read.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ from typing import TYPE_CHECKING
 
 from dlite_agent.cli.console import size, write
 from dlite_agent.cli.model_report import ModelReport, inspect_model
+from dlite_agent.cli.transcript_report import (
+    as_json,
+    inspect_transcripts,
+    is_transcript,
+    print_transcripts,
+)
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError, MissingDependencyError
 
@@ -61,9 +70,11 @@ class MachineReport:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
-        "model",
-        nargs="?",
-        help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name",
+        "names",
+        nargs="*",
+        metavar="MODEL|TRANSCRIPT",
+        help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name; and files of "
+        "recorded requests (*.json, *.jsonl), which cost what this says",
     )
     parser.add_argument(
         "--vram", type=float, metavar="GIB", help="plan for a GPU with this much free memory"
@@ -77,11 +88,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rope-scaling", metavar="JSON", help="plan for stretched positions, as in config.json"
     )
+    parser.add_argument(
+        "--history",
+        default="auto",
+        choices=("auto", "as_generated", "template"),
+        help="how the transcripts' earlier answers come back",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the reports; 0 when the model, if one was named, can run."""
+    """Print the reports; 0 when the model, if one was named, can run. Transcripts go alone."""
     vram = arguments.vram
     if vram is not None and not 0 < vram < float("inf"):
         raise ConfigurationError(
@@ -89,10 +106,21 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("torch is not installed; run: pip install dlite-agent")
+    named = [name for name in arguments.names if not is_transcript(name)]
+    paths = [name for name in arguments.names if is_transcript(name)]
+    if len(named) > 1:
+        raise ConfigurationError(f"{named!r} are several models; name one, and *.json or *.jsonl")
+    if paths:
+        reports = inspect_transcripts(paths, named[0] if named else "nano", arguments.history)
+        if arguments.json:
+            write(json.dumps({"transcripts": as_json(reports)}, indent=2))
+        else:
+            print_transcripts(reports)
+        return 0
     model = None
-    if arguments.model is not None:
+    if named:
         config = EngineConfig(
-            model=arguments.model,
+            model=named[0],
             dtype=arguments.dtype,
             quantize=arguments.quantize,
             rope_scaling=arguments.rope_scaling,
@@ -100,8 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
         model = _inspect_model(config, vram)
     machine = inspect_machine()
     if arguments.json:
-        reports = {"machine": asdict(machine), "model": asdict(model) if model else None}
-        write(json.dumps(reports, indent=2))
+        found = {"machine": asdict(machine), "model": asdict(model) if model else None}
+        write(json.dumps(found, indent=2))
     else:
         _print_machine(machine)
         if model is not None:
