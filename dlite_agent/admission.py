@@ -15,6 +15,7 @@ from dlite_agent.chat.replay import ReplayPlan, plan_replay
 from dlite_agent.chat.stop_strings import StopStrings
 from dlite_agent.chat.template import thought_closing
 from dlite_agent.config import HistoryMode, SamplingParams
+from dlite_agent.decoding.constraint import Constraint
 from dlite_agent.decoding.thoughts import ThoughtBudget
 from dlite_agent.errors import (
     ContextLengthExceededError,
@@ -42,6 +43,7 @@ class AdmittedRequest:
         stop_controls: Ids of control tokens that a stop string spells, and that string: the token
             ends the turn.
         thoughts: The thinking budget; None is no limit.
+        constraint: Grammar of the turn, at its start; None allows every token.
     """
 
     request: ChatRequest
@@ -53,6 +55,7 @@ class AdmittedRequest:
     stops: StopStrings | None = None
     stop_controls: Mapping[int, str] = field(default_factory=dict)
     thoughts: ThoughtBudget | None = None
+    constraint: Constraint | None = None
 
     @property
     def turn_start(self) -> int | None:
@@ -65,7 +68,8 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     """Check a request, decide what is replayed, and render it.
 
     Raises:
-        RequestError: There is no message, or the template refuses them.
+        RequestError: There is no message, the template refuses them, or the output rules cannot be
+            followed.
         UnsupportedParameterError: Something that we would have to ignore, or a token id that does
             not exist.
         ContextLengthExceededError: Prompt and answer do not fit the context.
@@ -73,6 +77,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     _check(request, model.target.config.vocab_size)
     stops = StopStrings(request.stop) if request.stop else None
     memory = model.tenants.of(request.tenant)
+    asked = request
     sent = PastRequest.of(request.messages, request.tools, request.template_kwargs)
     if model.config.reuse == "session":
         request = replace(request, tools=memory.tools.first_seen(request.tools))
@@ -95,6 +100,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
         stops,
         _stop_controls(model, request.stop),
         _thought_budget(model, sampling.thinking_budget, prompt),
+        model.grammars.constraint(asked, prompt),
     )
 
 

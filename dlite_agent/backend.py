@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
+from dlite_agent.chat.output_rules import OutputRules
 from dlite_agent.config import HistoryMode, SamplingParams
 from dlite_agent.outputs import Generation, GenerationChunk
 
@@ -26,6 +27,7 @@ class ChatRequest:
         template_kwargs: Extra variables of the chat template, e.g. `{"enable_thinking": False}`.
         history: Overrides the engine's mode for this call; None keeps it.
         stop: Strings that end the content; no part of it. Thoughts and calls are not searched.
+        output: Which tools may or must be called, and the form of the answer.
         num_choices: How many independent answers, from `sampling.choice_index` on.
         when_full: What happens where `max_queue` requests wait already: `"error"` raises
             `CapacityError` (a server's choice), `"wait"` waits for a place (a program's own).
@@ -39,6 +41,7 @@ class ChatRequest:
     template_kwargs: Mapping[str, JSON] = field(default_factory=dict)
     history: HistoryMode | None = None
     stop: tuple[str, ...] = ()
+    output: OutputRules = field(default_factory=OutputRules)
     num_choices: int = 1
     when_full: Literal["error", "wait"] = "error"
 

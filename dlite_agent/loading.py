@@ -30,6 +30,7 @@ from dlite_agent.tasks import (
 )
 from dlite_agent.tenant_memory import TenantMemories, TenantMemory
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
+from dlite_agent.turn_grammars import TurnGrammars
 
 __all__ = ["LoadedModel", "load_engine_target", "load_model"]
 
@@ -48,6 +49,7 @@ class LoadedModel:
         target: The model; owns weights and KV pool.
         drafter_reason: Which one it is, and why.
         tokenizer: The checkpoint's, with its template.
+        grammars: Constraints of turns.
         renderer: Messages to ids, for whoever is no tenant.
         tenants: What each tenant's turns left behind, beside KV.
         sessions: KV of earlier turns.
@@ -69,6 +71,7 @@ class LoadedModel:
     target: DenseTransformer
     drafter_reason: str
     tokenizer: CheckpointTokenizer
+    grammars: TurnGrammars
     renderer: Renderer
     tenants: TenantMemories
     sessions: SessionStore
@@ -149,7 +152,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
             f"the tokenizer of {config.model!r} has {tokenizer.vocab_size} ids, but the weights "
             f"only {target.config.vocab_size}; the files belong to different checkpoints"
         )
-    renderer = Renderer(tokenizer)
+    renderer = Renderer(tokenizer, is_guarded=config.control_tokens == "guarded")
     load = Load()
     workspaces = WorkspaceIndex()
     drafters = make_drafters(config, target, load, stages.report, workspaces)
@@ -165,7 +168,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     known = [(limit, advice) for limit, advice in limits if limit is not None]
     max_context, how_to_raise = min(known, key=lambda pair: pair[0])  # the first of equals
     closing_id = tokenizer.control_tokens.get(renderer.traits.closer)
-    stop_token_ids = {*target.config.eos_token_ids, tokenizer.eos_token_id, closing_id}
+    ends = (closing_id, tokenizer.eos_token_id, *target.config.eos_token_ids)
+    turn_ends = list(dict.fromkeys(i for i in ends if i is not None))
     defaults = sampling_defaults(folder)
     sessions = SessionStore(target, drafters.of, prefill_chunk=config.prefill_chunk)
     tiers = open_tiers(config, sessions, target)
@@ -182,6 +186,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         target=target,
         drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
+        grammars=TurnGrammars(tokenizer, target.config.vocab_size, turn_ends),
         renderer=renderer,
         tenants=TenantMemories(renderer, secret, prepare=prepare),
         sessions=sessions,
@@ -189,7 +194,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         max_context=max_context,
         how_to_raise_context=how_to_raise,
         defaults=defaults,
-        stop_token_ids=frozenset(i for i in stop_token_ids if i is not None),
+        stop_token_ids=frozenset(turn_ends),
         closing_id=closing_id,
         workspaces=workspaces,
         load=load,

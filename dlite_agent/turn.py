@@ -78,6 +78,7 @@ def turn_steps(
     session, origin, hinted_id = found
     prompt, keys = admitted.prompt, admitted.plan.keys
     num_new = admitted.memory.known.count_new(prompt, keys, model.control_ids)
+    admitted.memory.known.add(prompt.token_ids, keys, ())  # not new to turns that run beside it
     record = TurnRecord(
         admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
@@ -114,6 +115,11 @@ class _Turn:
         record.report = yield from self.session.sync_steps(
             prompt.token_ids, should_stop=should_stop, chunk_rows=self._chunk_rows
         )
+        if record.origin == "restored":  # its last row was computed again, to be compared
+            report = record.report
+            record.report = replace(
+                report, cached=report.cached - 1, prefilled=report.prefilled + 1
+            )
         record.times.prefilled_s = time.perf_counter()
         prefill_s = record.times.prefilled_s - record.times.acquired_s
         model.tiers.note_prefill(record.report.prefilled, prefill_s)
@@ -205,6 +211,7 @@ class _Turn:
             sampling.max_tokens,
             admitted.thoughts,
             _AUDIT_ROWS if self.model.config.audit else None,
+            admitted.constraint,
         )
         return self.session.decode_steps(sampler, limits, should_stop)
 

@@ -54,11 +54,14 @@ class OutputRules:
         parallel_tool_calls: Whether an answer may hold several calls.
         answer: The form of the answer's text; None for any text. With tools, an answer is calls or
             text in this form.
+        closes_calls: Whether a call whose tokens run out is closed as well, its strings cut short:
+            for answers that travel as calls, never for tools that do something.
     """
 
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     answer: AnswerFormat | None = None
+    closes_calls: bool = False
 
     def allowed(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """The tools that may be called.
