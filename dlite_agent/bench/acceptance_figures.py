@@ -92,7 +92,8 @@ def acceptance_json(result: BenchResult) -> dict[str, object]:
         for row in result.rows
     ]
     told = dict(result.conditions)
-    return {"model": told.get("model"), "drafters": drafters, "conditions": told}
+    about = {"about": result.about, "conditions": told}
+    return {"model": told.get("model"), "drafters": drafters} | about
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@
     python -m dlite_agent.bench.page docs/benchmarks
 
 No figure is typed: a file in `results/` is one command's output as it was printed, and the page is
-what stands in those files, with the conditions of each.
+what stands in those files, with the conditions of each. Plots beside `NAME.json` are `NAME-*.png`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from dlite_agent.errors import ConfigurationError
 
@@ -24,6 +24,7 @@ Values = Mapping[str, object]
 
 _BEGIN, _END = "<!-- results: written by dlite_agent.bench.page -->", "<!-- end of results -->"
 _NOTHING = "Nothing is stored in `results/` yet."
+_NUM_SLOTS = 7
 _DEMO_COLUMNS = {
     "num_turns": "turns",
     "prefilled": "prefilled",
@@ -67,13 +68,37 @@ def _sections(path: Path) -> list[str]:
     try:
         printed = json.loads(path.read_text(encoding="utf-8"))
         if "runs" in printed:
-            return [_demo(printed)]
-        return [_bench(result) for result in printed.values()]
+            sections = [_demo(printed)]
+        elif "drafters" in printed:
+            sections = [_acceptance(printed)]
+        else:
+            sections = [_bench(result) for result in printed.values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{str(path)!r} is no output of a bench ({error!r}); store what `dlite-agent bench "
             "--json` or `dlite-agent demo --json` printed"
         ) from error
+    plots = sorted(path.parent.glob(f"{path.stem}-*.png"))
+    return sections + [f"![{plot.stem}]({path.parent.name}/{plot.name})" for plot in plots]
+
+
+def _acceptance(printed: Values) -> str:
+    """A row a drafter, history and kind of session, with the intervals behind the figures."""
+    rows = [
+        {
+            "drafter": row["name"],
+            **{name: row[name] for name in ("history", "session", "requests")},
+            "τ": f"{_cell(row['tau_micro'])} ({_cell(row['tau_low'])} to {_cell(row['tau_high'])})",
+            "τ macro": row["tau_macro"],
+            "per slot": " ".join(f"{share:.2f}" for share in row["per_slot"][:_NUM_SLOTS]),
+            "speed-up": f"{_cell(row['speedup'])} "
+            f"({_cell(row['speedup_low'])} to {_cell(row['speedup_high'])})",
+            **{name: row[name] for name in ("c", "state_bytes", "same_answers")},
+        }
+        for row in cast(Sequence[Mapping[str, Any]], printed["drafters"])
+    ]
+    parts = ["## acceptance", f"{printed['about']}.", _table(rows)]
+    return "\n\n".join([*parts, _conditions(cast(Values, printed["conditions"]))])
 
 
 def _bench(result: Values) -> str:

@@ -65,6 +65,20 @@ def test_the_demo_becomes_a_row_a_policy(folder: Path) -> None:
     assert "; seed 3; size large;" in page
 
 
+def test_acceptance_becomes_a_row_a_drafter_and_its_plots_are_shown(folder: Path) -> None:
+    row: dict[str, object] = {"name": "dlite", "history": "long", "session": "restored"}
+    row |= {"tau_micro": 4.56789, "tau_low": 4.0, "tau_high": 5.25, "tau_macro": 4.5}
+    row |= {"speedup": 1.5, "speedup_low": 1.25, "speedup_high": 1.75, "c": 3.0}
+    row |= {"requests": 7, "per_slot": [0.75] * 9, "state_bytes": 0, "same_answers": 7}
+    (folder / "results" / "acceptance-tau.png").touch()
+    printed = {"model": "nano", "drafters": [row], "about": "all of it", "conditions": {"seed": 1}}
+    page = page_of(folder, acceptance=printed)
+    assert "\n\nall of it.\n\n| drafter | history |" in page
+    shares = " ".join(["0.75"] * 7)
+    assert f"| dlite | long | restored | 7 | 4.568 (4 to 5.25) | 4.5 | {shares} |" in page
+    assert "Conditions: seed 1.\n\n![acceptance-tau](results/acceptance-tau.png)" in page
+
+
 @pytest.mark.parametrize("printed", [[1], {"step": {"name": "x"}}, {"runs": {}}, 3])
 def test_what_no_bench_printed_is_refused(folder: Path, printed: object) -> None:
     with pytest.raises(ConfigurationError, match="is no output of a bench"):
