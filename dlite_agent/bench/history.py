@@ -79,7 +79,7 @@ def bench_history(
             "history": history,
             **{f"{part}_ms": round(times[history, part] * 1e3, 3) for part in _PARTS},
             "to_shortest": round(times[history, "draft"] / first_s, 3),
-            "state_bytes": 0 if drafter.start([0] * history) is None else None,
+            "state_bytes": _state_bytes(drafter, history),
         }
         for history in histories
     ]
@@ -108,6 +108,11 @@ def _draft(target: DenseTransformer, drafter: DLiteDrafter, history: int) -> Cal
     hidden, noise = output.hidden, KeyedNoise(0)
     budget = drafter.config.block_size
     return lambda: drafter.propose(None, 1, hidden, history, noise, budget)
+
+
+def _state_bytes(drafter: DLiteDrafter, history: int) -> int:
+    state = drafter.start([0] * history)
+    return 0 if state is None else state.nbytes
 
 
 def _interleaved(
