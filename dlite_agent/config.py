@@ -19,11 +19,13 @@ from dlite_agent.option_values import biases, make_whole, one_of, parse_variable
 from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = [
+    "ControlTokens",
     "DType",
     "Device",
     "EngineConfig",
     "HistoryMode",
     "Isolation",
+    "OnConflict",
     "Quantization",
     "ReusePolicy",
     "SamplingParams",
@@ -32,9 +34,11 @@ __all__ = [
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
 Device = str
+ControlTokens = Literal["guarded", "parity"]
 HistoryMode = Literal["auto", "as_generated", "template"]
 Isolation = Literal["thread", "process"]
 Quantization = Literal["int8"]
+OnConflict = Literal["fork", "wait", "error"]
 ReusePolicy = Literal["session", "prefix", "none"]
 
 
@@ -68,6 +72,10 @@ class EngineConfig:
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
         idle: Use the time between requests to build what the next prompt begins with, where that
             differs from what was sampled. On a CPU not while a tool runs.
+        on_conflict: What a request does that names a session on which a turn runs: `"fork"` it,
+            `"wait"` for the turn's end, or raise `SessionBusyError` (`"error"`).
+        control_tokens: `"guarded"` keeps a control token that a message, an argument or a tool's
+            schema spells as text; `"parity"` lets it become one, as `apply_chat_template` does.
         reuse: `"session"`; `"prefix"` (longest prefix of the rendered text's tokens, no replay) and
             `"none"` exist as baselines.
         isolation: Run the model in a thread of this process or in a process of its own.
@@ -101,6 +109,8 @@ class EngineConfig:
     prefill_chunk: int = 256
     history: HistoryMode = "auto"
     idle: bool = True
+    on_conflict: OnConflict = "fork"
+    control_tokens: ControlTokens = "guarded"
     reuse: ReusePolicy = "session"
     isolation: Isolation = "thread"
     threads: int | None = None
@@ -114,6 +124,8 @@ class EngineConfig:
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
         one_of("history", self.history, ("auto", "as_generated", "template"))
         one_of("reuse", self.reuse, ("session", "prefix", "none"))
+        one_of("on_conflict", self.on_conflict, ("fork", "wait", "error"))
+        one_of("control_tokens", self.control_tokens, ("guarded", "parity"))
         one_of("isolation", self.isolation, ("thread", "process"))
         if self.quantize is not None:
             one_of("quantize", self.quantize, ("int8",))

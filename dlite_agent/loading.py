@@ -171,7 +171,12 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     ends = (closing_id, tokenizer.eos_token_id, *target.config.eos_token_ids)
     turn_ends = list(dict.fromkeys(i for i in ends if i is not None))
     defaults = sampling_defaults(folder)
-    sessions = SessionStore(target, drafters.of, prefill_chunk=config.prefill_chunk)
+    sessions = SessionStore(
+        target,
+        drafters.of,
+        prefill_chunk=config.prefill_chunk,
+        on_conflict=config.on_conflict,
+    )
     tiers = open_tiers(config, sessions, target)
     made_by = tokenizer.fingerprint
 

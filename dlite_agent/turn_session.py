@@ -8,7 +8,7 @@ from dataclasses import replace
 from dlite_agent.admission import AdmittedRequest
 from dlite_agent.batch_share import BatchShare
 from dlite_agent.decoding.steps import Pause, Steps
-from dlite_agent.errors import CapacityError
+from dlite_agent.errors import CapacityError, SessionBusyError
 from dlite_agent.loading import LoadedModel
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.sessions.request import make_request
@@ -45,6 +45,10 @@ def find_session(
                 continue
         try:
             return (yield from _claim_steps(model, admitted, share))
+        except SessionBusyError:
+            if model.config.on_conflict != "wait" or not share.may_wait:
+                raise
+            yield Pause("prefix")
         except CapacityError:
             if not share.may_wait:
                 raise

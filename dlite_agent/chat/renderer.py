@@ -101,6 +101,8 @@ class Renderer:
 
     Args:
         tokenizer: The vocabulary and the template.
+        is_guarded: Strings of a request that spell a control token stay text. False lets them
+            become it, as the template alone does.
         max_cache_bytes: Budget for remembered segments: 4 bytes a token and a character, 256 each.
 
     Attributes:
@@ -114,9 +116,15 @@ class Renderer:
             question.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, max_cache_bytes: int = 64 * 2**20) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        is_guarded: bool = True,
+        max_cache_bytes: int = 64 * 2**20,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._guard = Guard(tokenizer.control_tokens)
+        self._guard = Guard(tokenizer.control_tokens, is_on=is_guarded)
         self._encoder = SegmentEncoder(tokenizer, self._guard, max_bytes=max_cache_bytes)
         self.traits = probe_template(tokenizer)
         self.joins_segments = True

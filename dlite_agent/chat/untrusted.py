@@ -66,12 +66,14 @@ class Guard:
 
     Args:
         spellings: Of all control tokens; each has two characters or more.
+        is_on: Whether it masks anything.
 
     Attributes:
         pattern: Regular expression, without groups, of a spelled control token.
     """
 
-    def __init__(self, spellings: Iterable[str]) -> None:
+    def __init__(self, spellings: Iterable[str], *, is_on: bool = True) -> None:
+        self._is_on = is_on
         ordered = sorted(spellings, key=len, reverse=True)
         self._max_length = len(ordered[0]) if ordered else 0
         self._all = "\0".join(ordered)
@@ -86,12 +88,16 @@ class Guard:
 
     def mask(self, text: str, mask: str) -> str:
         """Break every spelled control token with the code point `mask`."""
+        if not self._is_on:
+            return text
         while self._spelled.search(text):  # again: breaking one may uncover an overlapping one
             text = self._spelled.sub(lambda match: match[0][0] + mask + match[0][1:], text)
         return text
 
     def mask_edges(self, text: str, mask: str) -> str:
         """Mask, and also shut off an end around which a template could complete a control token."""
+        if not self._is_on:
+            return text
         is_inside = 0 < len(text) < self._max_length and text in self._all
         lengths = range(1, min(len(text), self._max_length) + 1)
         is_open_before = is_inside or any(text[:n] in self._suffixes for n in lengths)

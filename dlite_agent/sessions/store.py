@@ -12,8 +12,9 @@ import secrets
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Self
 
+from dlite_agent.config import OnConflict
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.errors import CapacityError, SessionBusyError, SessionNotFoundError
 from dlite_agent.models.kv_pool import PAGE_ROWS
@@ -24,14 +25,12 @@ from dlite_agent.sessions.resident import Resident, SessionInfo, num_pages, page
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = ["ComingPrefix", "OnConflict", "Origin", "SessionStore"]
+__all__ = ["ComingPrefix", "Origin", "SessionStore"]
 
 logger = logging.getLogger(__name__)
 
 # Fewer tokens are prefilled sooner than waited for: a chunk, where others decode.
 _WORTH_WAITING = 32
-
-OnConflict = Literal["fork", "wait", "error"]
 
 
 class SessionStore:
