@@ -17,6 +17,9 @@ __all__ = ["MAX_MATCH", "NO_HINT", "CopyCursor", "Hint", "TokenHistory", "copy_h
 MAX_MATCH = 8
 """Longest match that is told apart; longer ones count as this."""
 
+_BACK = np.arange(MAX_MATCH)
+_MANY = 64
+
 Ids = npt.NDArray[np.int32]
 
 
@@ -100,30 +103,27 @@ class CopyCursor:
         ids, hint = self._ids, self.hint
         ids[self._length] = token_id
         self._length += 1
-        if token_id == hint.token_id:  # the longest match goes on
+        if token_id == hint.token_id and hint.matched < MAX_MATCH:  # the longest match goes on
             self._place += 1
-            matched = min(hint.matched + 1, MAX_MATCH)
-            self.hint = Hint(int(ids[self._place + 1]), matched)
+            self.hint = Hint(int(ids[self._place + 1]), hint.matched + 1)
         else:
             self.hint = self._find()
 
     def _find(self) -> Hint:
         """Look for the newest of the longest matches."""
         ids, last = self._ids, self._length - 1
-        if last < 1:
-            return NO_HINT
         places = (ids[:last] == ids[last]).nonzero()[0]
+        if len(places) > _MANY and last:
+            longer = places[(places > 0) & (ids[places - 1] == ids[last - 1])]
+            places = longer if len(longer) else places[-1:]
         if not len(places):
             return NO_HINT
-        matched = 1
-        while matched < min(MAX_MATCH, last):
-            longer = places[places >= matched]
-            longer = longer[ids[longer - matched] == ids[last - matched]]
-            if not len(longer):
-                break
-            places, matched = longer, matched + 1
-        self._place = int(places[-1])
-        return Hint(int(ids[self._place + 1]), matched)
+        agree = ids[places[:, None] - _BACK] == ids[last - _BACK]
+        agree &= places[:, None] >= _BACK
+        lengths = agree[:, : last + 1].cumprod(axis=1).sum(axis=1)
+        newest = len(places) - 1 - int(lengths[::-1].argmax())
+        self._place = int(places[newest])
+        return Hint(int(ids[self._place + 1]), int(lengths[newest]))
 
 
 def copy_hints(token_ids: Sequence[int], rows: Sequence[int]) -> Ids:

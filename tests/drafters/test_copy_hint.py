@@ -28,6 +28,16 @@ def test_hint_is_that_of_a_plain_search() -> None:
         assert tuple(TokenHistory(ids).cursor(1).hint) == naive(ids)
 
 
+def test_hints_after_pushes_are_those_of_a_plain_search() -> None:
+    rng = random.Random(2)
+    for size in (2, 3, 200):
+        ids = [rng.randrange(size) for _ in range(300)]
+        cursor = TokenHistory(ids[:150]).cursor(150)
+        for end in range(150, 300):
+            assert tuple(cursor.hint) == naive(ids[:end])
+            cursor.push(ids[end])
+
+
 def test_pushed_tokens_count_as_the_end_and_are_forgotten_with_the_cursor() -> None:
     history = TokenHistory([1, 2, 3, 4, 9, 1, 2])
     cursor = history.cursor(7)
