@@ -15,7 +15,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
@@ -24,6 +24,7 @@ from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.tasks import (
+    Answer,
     Count,
     CountTokens,
     EngineInfo,
@@ -32,16 +33,24 @@ from dlite_agent.tasks import (
     Finished,
     Host,
     Inspect,
+    ListSessions,
     Progress,
+    Purged,
+    PurgeSessions,
+    Question,
     Service,
+    SessionList,
     Sink,
+    StoredSession,
     Task,
     Usage,
 )
 from dlite_agent.turnstile import Turnstile
-from dlite_agent.worker import Worker
+from dlite_agent.worker import open_host
 
 __all__ = ["Engine"]
+
+AnswerT = TypeVar("AnswerT", bound=Answer)
 
 
 class Engine:
@@ -73,7 +82,7 @@ class Engine:
         self.config = EngineConfig(model=config) if isinstance(config, str) else config
         self._loader = loader
         self._pid = os.getpid()
-        self._host = _new_host(self.config, loader)
+        self._host = open_host(self.config, loader)
         self._turnstile = Turnstile(self.config.max_queue)
         self._finalizer = weakref.finalize(self, _close_host, self._host)
 
@@ -208,15 +217,27 @@ class Engine:
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Exact length of these messages as they would be rendered, without a generation prompt."""
-        count = self._ask(CountTokens(messages, tools))
-        assert isinstance(count, Count)
-        return count.num_tokens
+        return self._ask(CountTokens(messages, tools), Count).num_tokens
 
     def usage(self) -> Usage:
         """Memory of the sessions now; does not wait for a turn that runs."""
-        usage = self._ask(Inspect())
-        assert isinstance(usage, Usage)
-        return usage
+        return self._ask(Inspect(), Usage)
+
+    def sessions(self, tenant: str | None = None) -> tuple[StoredSession, ...]:
+        """The sessions of one tenant or of all, in every tier; does not wait for a turn."""
+        return self._ask(ListSessions(tenant), SessionList).sessions
+
+    def purge(self, *, older_than_s: float | None = None, tenant: str | None = None) -> int:
+        """Forget idle sessions in every tier, and what was noted to replay their turns.
+
+        Args:
+            older_than_s: Only those that were not used for so long.
+            tenant: Only this tenant's; None: of all.
+
+        Returns:
+            How many sessions there were.
+        """
+        return self._ask(PurgeSessions(older_than_s, tenant), Purged).num_sessions
 
     def close(self) -> None:
         """Cancel the turns that run, fail those that wait, and give all memory back. Idempotent."""
@@ -266,8 +287,8 @@ class Engine:
             raise
         return cancel_all
 
-    def _ask(self, task: Task) -> Event:
-        """Run a quick task and return its answer."""
+    def _ask(self, task: Question, kind: type[AnswerT]) -> AnswerT:
+        """Ask something quick and return the answer."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         cancel = self._submit(task, events.put)
         try:
@@ -276,6 +297,7 @@ class Engine:
             cancel()
         if isinstance(event, Failure):
             raise event.error
+        assert isinstance(event, kind)
         return event
 
     def _check_process(self) -> None:
@@ -285,30 +307,6 @@ class Engine:
                 f"process {os.getpid()}, forked from it: its thread stayed there; make the engine "
                 'after the fork, or start worker processes with the "spawn" method'
             )
-
-
-def _new_host(
-    config: EngineConfig, loader: Callable[[EngineConfig, Progress], Service] | None
-) -> Host:
-    if config.isolation == "process":
-        # Only who asks for it pays for the import.
-        from dlite_agent.process.host import ProcessHost
-
-        if loader is not None:
-            raise ConfigurationError(
-                'a loader cannot be given to isolation="process"; use isolation="thread"'
-            )
-        return ProcessHost(config)
-
-    def load(progress: Progress) -> Service:
-        if loader is not None:
-            return loader(config, progress)
-        # This imports torch, and constructing an engine must not.
-        from dlite_agent.service import load_service
-
-        return load_service(config, progress)
-
-    return Worker(load, name=config.model, max_queue=config.max_queue)
 
 
 def _close_host(host: Host) -> None:

@@ -16,12 +16,19 @@ from dlite_agent.idle import IdleWork
 from dlite_agent.loading import LoadedModel, load_model
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.scheduler import Scheduler, TurnSteps
+from dlite_agent.sessions.kept import now_s
 from dlite_agent.tasks import (
+    Answer,
     Count,
     CountTokens,
     EngineInfo,
+    ListSessions,
     Progress,
+    Purged,
+    PurgeSessions,
     Question,
+    SessionList,
+    StoredSession,
     Ticket,
     Usage,
     closed_error,
@@ -81,9 +88,17 @@ class ModelService:
         """See `tasks.Service.idle_step`."""
         self._idle.step()
 
-    def answer(self, question: Question) -> Count | Usage:
+    def answer(self, question: Question) -> Answer:
         """See `tasks.Service.answer`."""
-        return self._count(question) if isinstance(question, CountTokens) else self._usage()
+        match question:
+            case CountTokens():
+                return self._count(question)
+            case ListSessions():
+                return SessionList(tuple(self._sessions(question.tenant)))
+            case PurgeSessions():
+                return self._purge(question)
+            case _:
+                return self._usage()
 
     def add(self, request: ChatRequest, ticket: Ticket) -> None:
         """See `tasks.Service.add`."""
@@ -136,6 +151,38 @@ class ModelService:
             num_sessions=len(self.model.sessions),
             rows_computed=self.model.target.rows_computed,
         )
+
+    def _sessions(self, tenant: str | None) -> Iterator[StoredSession]:
+        for info in self.model.sessions.sessions():
+            if tenant in (None, info.tenant):
+                size, idle_s = info.nbytes, info.idle_s
+                yield StoredSession(
+                    info.session_id, "device", info.num_tokens, size, idle_s, info.tenant
+                )
+        now = now_s()
+        for tier, kept in self.model.tiers.kept():
+            if tenant in (None, kept.tenant):
+                size, idle_s = kept.nbytes, max(0.0, now - kept.used_at)
+                yield StoredSession(
+                    kept.session_id, tier, len(kept.trail), size, idle_s, kept.tenant
+                )
+
+    def _purge(self, task: PurgeSessions) -> Purged:
+        model = self.model
+        used = {info.session_id for info in model.sessions.sessions() if info.is_busy}
+        limit_s = task.older_than_s or 0.0
+        listed = list(self._sessions(task.tenant))
+        used |= {session.session_id for session in listed if session.idle_s < limit_s}
+        ids = {session.session_id for session in listed} - used
+        for info in model.sessions.sessions():
+            if info.session_id in ids:
+                model.sessions.discard(model.sessions.get(info.session_id))
+        model.tiers.remove(ids)
+        tenants = {session.tenant for session in listed} | set(model.tenants.tenants())
+        for tenant in tenants if task.tenant is None else {task.tenant}:
+            turns = ids if task.older_than_s is not None else None
+            model.tiers.forget_turns(tenant, model.tenants.of(tenant).journal, turns)
+        return Purged(len(ids))
 
 
 def load_service(config: EngineConfig, progress: Progress) -> ModelService:

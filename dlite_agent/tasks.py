@@ -14,6 +14,7 @@ from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import GenerationChunk
 
 __all__ = [
+    "Answer",
     "Count",
     "CountTokens",
     "EngineInfo",
@@ -22,10 +23,15 @@ __all__ = [
     "Finished",
     "Host",
     "Inspect",
+    "ListSessions",
     "Progress",
+    "PurgeSessions",
+    "Purged",
     "Question",
     "Service",
+    "SessionList",
     "Sink",
+    "StoredSession",
     "Task",
     "Ticket",
     "Usage",
@@ -78,6 +84,56 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class ListSessions:
+    """Ask which sessions are kept, of one tenant or of all. Answer: `SessionList`."""
+
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeSessions:
+    """Forget idle sessions that match both fields, in all tiers. Answer: `Purged`."""
+
+    older_than_s: float | None = None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    """A session in one tier.
+
+    Attributes:
+        session_id: Its id.
+        tier: `device` (the KV pool), `host` or `disk`; it may be in several.
+        num_tokens: Tokens that it holds there.
+        nbytes: What it takes there; of pages that sessions share, its part.
+        idle_s: Seconds since it was used; 0 while a turn runs on it.
+        tenant: Whose it is.
+    """
+
+    session_id: str
+    tier: str
+    num_tokens: int
+    nbytes: int
+    idle_s: float
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionList:
+    """The sessions of all tiers."""
+
+    sessions: tuple[StoredSession, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many sessions were forgotten."""
+
+    num_sessions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """Tokens of a prompt."""
 
@@ -113,9 +169,10 @@ class Finished:
     """The task ended well or was cancelled; the last event."""
 
 
-Question = CountTokens | Inspect
+Question = CountTokens | Inspect | ListSessions | PurgeSessions
+Answer = Count | Usage | SessionList | Purged
 Task = ChatRequest | Question
-Event = GenerationChunk | Count | Usage | Failure | Finished
+Event = GenerationChunk | Answer | Failure | Finished
 Sink = Callable[[Event], None]
 
 
@@ -162,7 +219,7 @@ class Service(Protocol):
         """Do a little of what nobody waits for (at most 50 ms); called while no turn runs."""
         ...
 
-    def answer(self, question: Question) -> Count | Usage:
+    def answer(self, question: Question) -> Answer:
         """Answer a quick question at once."""
         ...
 

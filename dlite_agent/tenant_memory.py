@@ -29,6 +29,7 @@ class TenantMemory:
         known: What earlier turns rendered or sampled.
         tools: Lists of tools as they came first.
         past: What its conversations looked like at their last turn.
+        fed: Session → [start, stop) of tokens that it computed of a message that is growing.
         hints: Client's hint → session that answered it last.
     """
 
@@ -38,7 +39,20 @@ class TenantMemory:
     known: KnownTokens = field(default_factory=KnownTokens)
     tools: ToolForms = field(default_factory=ToolForms)
     past: PastRequests = field(default_factory=PastRequests)
+    fed: OrderedDict[str, tuple[int, int]] = field(default_factory=OrderedDict)
     hints: OrderedDict[str, str] = field(default_factory=OrderedDict)
+
+    def note_fed(self, session_id: str, start: int, stop: int) -> None:
+        """Note what a session computed of a growing message; the oldest notes are forgotten."""
+        first, _ = self.fed.pop(session_id, (start, stop))
+        self.fed[session_id] = (min(first, start), stop)
+        if len(self.fed) > _MAX_HINTS:
+            self.fed.popitem(last=False)
+
+    def take_fed(self, session_id: str, cached: int) -> int:
+        """How many tokens that were fed to a session its turn has found; they are forgotten."""
+        start, stop = self.fed.pop(session_id, (0, 0))
+        return max(0, min(cached, stop) - start)
 
     def session_of_hint(self, hint: str | None) -> str | None:
         """The session that answered the last turn with this hint."""
@@ -77,6 +91,10 @@ class TenantMemories:
         self._max_tenants = max_tenants
         self._prepare = prepare
         self._memories: OrderedDict[str, TenantMemory] = OrderedDict()
+
+    def tenants(self) -> list[str]:
+        """Whose memories there are."""
+        return list(self._memories)
 
     def of(self, tenant: str = "") -> TenantMemory:
         """A tenant's memory; it becomes the one that was seen last."""

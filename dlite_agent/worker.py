@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.errors import CapacityError
+from dlite_agent.config import EngineConfig
+from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.tasks import (
     EngineInfo,
     Event,
     Failure,
     Finished,
+    Host,
     Progress,
     Service,
     Sink,
@@ -34,7 +36,7 @@ from dlite_agent.tasks import (
     notify,
 )
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "open_host"]
 
 logger = logging.getLogger(__name__)
 
@@ -241,3 +243,36 @@ def _answer(service: Service, job: _Job) -> None:
         job.put(Failure(RuntimeError(f"{type(panic).__name__}: {panic}")))
     else:
         job.put(Finished())
+
+
+def open_host(
+    config: EngineConfig, loader: Callable[[EngineConfig, Progress], Service] | None
+) -> Host:
+    """Where an engine's model runs: a thread, or a process of its own.
+
+    Args:
+        config: Says which.
+        loader: Builds the service in place of the model that `config` names.
+
+    Raises:
+        ConfigurationError: A loader cannot cross to another process.
+    """
+    if config.isolation == "process":
+        # Only who asks for it pays for the import.
+        from dlite_agent.process.host import ProcessHost
+
+        if loader is not None:
+            raise ConfigurationError(
+                'a loader cannot be given to isolation="process"; use isolation="thread"'
+            )
+        return ProcessHost(config)
+
+    def load(progress: Progress) -> Service:
+        if loader is not None:
+            return loader(config, progress)
+        # This imports torch, and constructing an engine must not.
+        from dlite_agent.service import load_service
+
+        return load_service(config, progress)
+
+    return Worker(load, name=config.model, max_queue=config.max_queue)

@@ -21,7 +21,9 @@ from dlite_agent.tasks import (
     Failure,
     Finished,
     Inspect,
+    ListSessions,
     Progress,
+    PurgeSessions,
     Service,
     Task,
 )
@@ -70,8 +72,20 @@ class _Server:
             case ("start", EngineConfig() as config, int(level), int(parent_pid)):
                 self._parent_pid = parent_pid
                 self._start(config, level)
-            case ("task", int(task_id), ChatRequest() | CountTokens() | Inspect() as task):
+            case (
+                "task",
+                int(task_id),
+                ChatRequest()
+                | CountTokens()
+                | Inspect()
+                | ListSessions()
+                | PurgeSessions() as task,
+            ):
                 self._submit(task_id, task)
+            case ("close",):
+                if self._worker is not None:
+                    self._worker.close()
+                os._exit(0)
             case ("cancel", int(task_id)):
                 if cancel := self._cancels.pop(task_id, None):
                     cancel()

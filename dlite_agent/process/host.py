@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from dlite_agent.config import EngineConfig
@@ -31,6 +32,8 @@ from dlite_agent.tasks import (
     Failure,
     Finished,
     Progress,
+    Purged,
+    SessionList,
     Sink,
     Task,
     Usage,
@@ -44,6 +47,7 @@ __all__ = ["ProcessHost"]
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+_SAVE_S = 120.0  # for sessions that are not on disk yet
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[2:]; "
     "from dlite_agent.process.child import serve; serve(int(sys.argv[1]))"
@@ -116,6 +120,7 @@ class _Child:
 
     def __init__(self, config: EngineConfig) -> None:
         self._name = config.model
+        self._keeps_sessions = config.kv_disk != "off"
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-c", _BOOT, str(theirs.fileno()), *sys.path]
@@ -180,7 +185,11 @@ class _Child:
     def close(self) -> None:
         with self._changed:
             self._is_closing = True
-        self._process.terminate()  # it has nothing to save, and its memory goes with it
+        if self._keeps_sessions:
+            self._channel.send(("close",))
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SAVE_S)
+        self._process.terminate()  # it has nothing to save any more, and its memory goes with it
         self._reap()
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -226,7 +235,13 @@ class _Child:
             case (
                 "event",
                 int(task_id),
-                GenerationChunk() | Count() | Usage() | Failure() | Finished() as event,
+                GenerationChunk()
+                | Count()
+                | Usage()
+                | SessionList()
+                | Purged()
+                | Failure()
+                | Finished() as event,
             ):
                 is_last = isinstance(event, Failure | Finished)
                 sink = self._sinks.pop(task_id, None) if is_last else self._sinks.get(task_id)

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,6 +107,7 @@ class DiskTier:
         self._shape = segment_shape(target.new_cache().pool)
         self._changed = threading.Condition()
         self._complaint = ""
+        self._rewrites: dict[str, Callable[[], None]] = {}
         with explained("keep sessions in", self.folder):
             make_folder(self.folder)
             self._lock = FolderLock(self.folder)
@@ -190,17 +191,26 @@ class DiskTier:
             self._writer.put(partial(self._write_journal, path, text, is_whole), len(text))
             return len(text)
 
-        if not is_same:
-            size = write(journal_text(journal, made_by), is_whole=True)
-
         def listen(key: bytes, record: JournalRecord) -> None:
             nonlocal size
             if size > 2 * journal.max_bytes:  # most of it has been forgotten since
-                size = write(journal_text(journal, made_by), is_whole=True)
+                rewrite()
             else:
                 size += write(journal_line(key, record), is_whole=False)
 
+        def rewrite() -> None:
+            nonlocal size
+            size = write(journal_text(journal, made_by), is_whole=True)
+
         journal.listener = listen
+        self._rewrites[tenant] = rewrite
+        if not is_same:
+            rewrite()
+
+    def rewrite_journal(self, tenant: str) -> None:
+        """Write a tenant's journal anew, after turns of it were forgotten."""
+        if tenant in self._rewrites:
+            self._rewrites[tenant]()
 
     def open(self, kept: KeptSession, num_rows: int) -> SavedSession | None:
         """Begin to read a session; None, with a warning, where it cannot be used.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dlite_agent.errors import ConfigurationError
@@ -107,6 +107,14 @@ class Journal:
         """All records with their keys, the least recently used first."""
         for (key, _), record in self._records.items():
             yield key, record
+
+    def forget(self, session_ids: Collection[str]) -> None:
+        """Forget the turns that these sessions generated."""
+        places = [
+            place for place, record in self._records.items() if record.session_id in session_ids
+        ]
+        for place in places:
+            self._forget(place)
 
     def clear(self) -> None:
         """Forget everything."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from typing import Never
 
 import torch
@@ -13,7 +14,6 @@ from dlite_agent.decoding.steps import Steps
 from dlite_agent.errors import CapacityError, CheckpointError
 from dlite_agent.models.device import free_memory_bytes
 from dlite_agent.models.target import TargetModel
-from dlite_agent.sessions.checkpoint import SavedSession
 from dlite_agent.sessions.disk_tier import DiskTier
 from dlite_agent.sessions.host_tier import HostTier
 from dlite_agent.sessions.journal import Journal
@@ -93,6 +93,15 @@ class Tiers:
         sessions.sort(key=lambda kept: kept.used_at)
         return [(kept.hint, kept.session_id) for kept in sessions]
 
+    def forget_turns(self, tenant: str, journal: Journal, session_ids: set[str] | None) -> None:
+        """Forget what sessions, or all of a tenant (None), generated: in memory and on disk."""
+        if session_ids is None:
+            journal.clear()
+        else:
+            journal.forget(session_ids)
+        if self.disk is not None:
+            self.disk.rewrite_journal(tenant)
+
     def note_prefill(self, num_rows: int, seconds: float) -> None:
         """Count a prefill, for what it would take instead of a fetch."""
         if num_rows >= _MIN_GAIN and seconds > 0:
@@ -130,23 +139,26 @@ class Tiers:
         name, kept, common = found
         session_id = kept.session_id if _may_continue(kept, common, request) else None
         common = min(common, len(request.prompt) - 1)  # one is always forwarded
-        try:
-            session = self._store.acquire_named(request, session_id, turn_start)
-        except CapacityError:
-            return None  # whoever asks finds the same, with less to make room for
-        saved = self._tiers[name].open(kept, common)
+        saved = self._tiers[name].open(kept, common)  # before room is made, which may cost it
+        if saved is None:
+            return None
         restored = 0
-        try:
-            if saved is not None:
+        with closing(saved):
+            try:
+                session = self._store.acquire_named(request, session_id, turn_start)
+            except CapacityError:
+                return None  # whoever asks finds the same, with less to make room for
+            try:
                 restored = yield from session.restore_steps(saved, common, may_wait)
-                self._note_read(name, saved)
-        except CapacityError:
-            logger.debug("no room to restore session=%s", kept.session_id)
-        finally:
-            if restored == 0:
-                self._store.release(session)
+            except CapacityError:
+                logger.debug("no room to restore session=%s", kept.session_id)
+            finally:
+                if restored == 0:
+                    self._store.release(session)
+        if saved.read_s > 0:
+            self._reads[name].add(saved.num_bytes, saved.read_s)
         if restored == 0:
-            if saved is not None and saved.problem:
+            if saved.problem:
                 self._tiers[name].remove([kept.session_id])
             return None
         logger.info(
@@ -154,11 +166,10 @@ class Tiers:
         )
         return session
 
-    def remove(self, session_ids: Mapping[Tier, list[str]]) -> None:
-        """Delete kept sessions."""
-        for name, ids in session_ids.items():
-            if name in self._tiers:
-                self._tiers[name].remove(ids)
+    def remove(self, session_ids: Collection[str]) -> None:
+        """Delete sessions from all tiers."""
+        for tier in self._tiers.values():
+            tier.remove(session_ids)
 
     def flush(self) -> None:
         """Save every idle session of the pool, and wait until all is written."""
@@ -203,10 +214,6 @@ class Tiers:
         if not self._is_measured or fetch_s is None or prefill_s is None:
             return True
         return fetch_s < prefill_s
-
-    def _note_read(self, name: Tier, saved: SavedSession) -> None:
-        if saved.read_s > 0:
-            self._reads[name].add(saved.num_bytes, saved.read_s)
 
 
 def open_tiers(config: EngineConfig, store: SessionStore, target: TargetModel) -> Tiers:
