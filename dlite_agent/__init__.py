@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from dlite_agent.engine import Engine
     from dlite_agent.integrations.langchain import ChatDLite
     from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
+    from dlite_agent.rope_scaling import RopeScaling
 
 __version__ = "0.1.0.dev0"
 
@@ -64,6 +65,7 @@ __all__ = [
     "ModelNotFoundError",
     "ReasoningDelta",
     "RequestError",
+    "RopeScaling",
     "SamplingParams",
     "SessionBusyError",
     "SessionError",
@@ -89,6 +91,7 @@ _LAZY = {
     "GenerationChunk": "dlite_agent.outputs",
     "Message": "dlite_agent.chat.messages",
     "ReasoningDelta": "dlite_agent.chat.messages",
+    "RopeScaling": "dlite_agent.rope_scaling",
     "SamplingParams": "dlite_agent.config",
     "TextDelta": "dlite_agent.chat.messages",
     "ToolCall": "dlite_agent.chat.messages",

@@ -15,6 +15,7 @@ from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.load import BESIDE_NAME, drafter_beside, explain_drafter
 from dlite_agent.drafting import make_drafter
 from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.loading import load_engine_target
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.models.dlite_files import write_dlite
 from dlite_agent.models.weights import fingerprint, load_target
@@ -34,9 +35,15 @@ def put_drafter(folder: Path, checkpoint: Path, identity: str) -> None:
     write_dlite(folder, config, random_weights(config), {})
 
 
-def make(checkpoint: Path, drafter: str) -> Drafter:
-    config = EngineConfig(model=str(checkpoint), drafter=drafter, reproducible=True)
-    with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
+def make(checkpoint: Path, drafter: str, **options: object) -> Drafter:
+    config = EngineConfig(
+        model=str(checkpoint),
+        drafter=drafter,
+        reproducible=True,
+        max_kv_bytes=2**24,
+        **options,  # type: ignore[arg-type]
+    )
+    with load_engine_target(config, unheard) as target:
         return make_drafter(config, target, Load(), lambda stage, share: None)
 
 
@@ -88,6 +95,19 @@ def test_what_a_block_costs_is_known_before_the_first(
     looked_up, computed = costs[0]
     assert 0.0 < looked_up < computed < 1.0
     assert (costs[0] == costs[1]) is is_reproducible
+
+
+def test_drafter_stays_valid_for_weights_in_eight_bits_and_is_doubted_at_other_positions(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put_drafter(checkpoint / BESIDE_NAME, checkpoint, fingerprint(checkpoint))
+    with caplog.at_level(logging.WARNING):
+        assert make(checkpoint, "auto", quantize="int8").name == "auto(suffix+dlite)"
+    assert not caplog.text
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    with caplog.at_level(logging.WARNING):
+        assert make(checkpoint, "auto", rope_scaling=scaling).name == "auto(suffix+dlite)"
+    assert "was trained without rope_scaling='linear factor=2.0'" in caplog.text
 
 
 def test_drafter_of_another_checkpoint_is_refused_or_left_out(

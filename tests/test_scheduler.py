@@ -6,11 +6,13 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 
 from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.models.target import ForwardRows, TargetOutput
@@ -251,6 +253,38 @@ def test_chunks_are_large_while_nobody_decodes_and_go_round(
     assert all(reader.generation for reader in readers)
 
 
+def test_the_seventeenth_turn_waits_for_memory_and_none_waits_beyond_three_times_its_fair_time(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty arrive, memory is planned for sixteen; time is counted in rows of forwards."""
+    service = load(drafter="null", max_kv_bytes=16 * PAGE_BYTES, max_batch=20)
+    service.model.stop_token_ids = frozenset()
+    spy = Spy(service, monkeypatch)
+    tasks = [Message("user", f"{number}: mend it") for number in range(20)]
+    requests = [ChatRequest((task,), sampling=sampled(n, 24)) for n, task in enumerate(tasks)]
+    readers = [add(service, request) for request in requests]
+    seen = [[0] for _ in readers]  # number of the forward behind each token
+    first_ended = 0
+    while service.num_turns:
+        step(service)
+        for reader, forwards in zip(readers, seen, strict=True):
+            forwards += [len(spy.batches)] * (len(reader.token_ids) + 1 - len(forwards))
+        if not first_ended and any(reader.is_over for reader in readers):
+            first_ended = len(spy.batches)
+    starts = [forwards[1] for forwards in seen]
+    assert max(starts[:16]) <= first_ended, "sixteen run together"
+    assert min(starts[16:]) >= first_ended, "the others wait until one has ended, and in order"
+    assert starts == sorted(starts)
+    rows = [0, *accumulate(sum(count for count, _ in batch) for batch in spy.batches)]
+    assert max(len(batch) for batch in spy.batches) == 16
+    for forwards in seen:
+        waits = [rows[after] - rows[before] for before, after in pairwise(forwards[1:])]
+        # while sixteen decode, a fair token is due every sixteen rows
+        assert max(waits) <= 3 * 16
+        assert {b - a for a, b in pairwise(forwards[1:])} == {1}, "in every forward"
+    assert all(reader.generation for reader in readers)
+
+
 def test_more_turns_than_places_wait_and_begin_in_order(load: Load) -> None:
     service = load(max_batch=3)
     assert service.num_free == 3
@@ -382,6 +416,8 @@ def test_turns_that_start_together_prefill_a_common_prompt_once(load: Load) -> N
     rows = sum(generation.stats.prefilled_tokens for generation in found)
     assert rows < max(lengths) + 4 * 80, "the system prompt is computed once"
     assert all(generation.stats.cached_tokens >= shared for generation in found[1:])
+    stats = [generation.stats for generation in found]
+    assert [s.new_tokens for s in stats] == [s.prefilled_tokens for s in stats], "and is new once"
     pages = [set(service.model.sessions.get(g.stats.session_id).kv.pages) for g in found]
     assert len(set.intersection(*pages)) >= shared // 256, "and is held once"
     plain = load(reuse="none")
