@@ -24,7 +24,7 @@ help:
 	echo "make docs    the documentation, strict, into site/"
 	echo "make bench   measurements; prints conditions and figures"
 	echo "make nano    train the embedded model again (hours)"
-	echo "make nano-drafter  train its DLite drafter again (an hour on two cores)"
+	echo "make nano-drafter  train its DLite drafter again (an hour on one core)"
 	echo "make soak    the tests that take minutes"
 	echo "make clean   remove the virtual environment and all that was built"
 

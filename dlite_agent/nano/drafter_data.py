@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 
 from dlite_agent.models.target import TargetModel
 from dlite_agent.nano.chatml import Conversation, encode_conversation
-from dlite_agent.nano.corpus import WIDTHS
 from dlite_agent.nano.drills import drill_conversation, module_drill
 from dlite_agent.nano.mini import mini_conversation
 from dlite_agent.nano.names import Split
@@ -33,16 +32,20 @@ __all__ = ["capture_world", "learned_ranges", "world_transcripts"]
 logger = logging.getLogger(__name__)
 
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
-_SIZE_SHARES = (0.2, 0.3, 0.25, 0.25)
-_DIALECTS = {"repair": 0.5, "mini": 0.33, "skills": 0.07, "drill": 0.05, "module": 0.05}
+_SIZE_SHARES = (0.42, 0.33, 0.15, 0.1)
+"""Small repositories have more answers in a thousand tokens; a tenth of them would do."""
+_DIALECTS = {"repair": 0.62, "mini": 0.22, "skills": 0.06, "drill": 0.05, "module": 0.05}
+_LONG_SHARE = 0.08
+"""Of the conversations, drawn again until they are long; a fifth of the records."""
+_LONG, _LONGEST = 3_000, 8_192
 _THINKING = 0.75
 _SHARD_RECORDS = 30_000
 
 
 def _draw(rng: random.Random, split: Split) -> Conversation:
     """Draw a conversation: mostly whole tasks, as agents have them."""
-    dialect = rng.choices(list(_DIALECTS), list(_DIALECTS.values()))[0]
     thinking = rng.random() < _THINKING
+    dialect = rng.choices(list(_DIALECTS), list(_DIALECTS.values()))[0]
     if dialect == "drill":
         return drill_conversation(rng, split=split)
     if dialect == "module":
@@ -74,11 +77,13 @@ def world_transcripts(tokenizer: Tokenizer, seed: int, split: Split) -> Iterator
     number = 0
     while True:
         key = f"drafter/{seed}/{split}/{number}".encode()
-        row = encode_conversation(
-            tokenizer, _draw(random.Random(hashlib.sha256(key).digest()), split)
-        )
+        rng = random.Random(hashlib.sha256(key).digest())
+        shortest = _LONG if rng.random() < _LONG_SHARE else 0
+        row = encode_conversation(tokenizer, _draw(rng, split))
+        while len(row.ids) < shortest:
+            row = encode_conversation(tokenizer, _draw(rng, split))
         ranges = learned_ranges(row.weights)
-        if ranges and len(row.ids) <= WIDTHS[-1]:
+        if ranges and len(row.ids) <= _LONGEST:
             yield Transcript(row.ids, ranges)
         number += 1
 

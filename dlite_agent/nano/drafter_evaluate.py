@@ -84,6 +84,7 @@ def measure(
         plain = serve(target, NullDrafter(), group, clock=time.thread_time)
         drafted = serve(target, drafter, group, clock=time.thread_time)
         acceptance = drafted.acceptance(block_size)
+        state = drafter.start(max((list(turn.prompt_ids) for turn in group), key=len))
         speedup = plain.decode_s / drafted.decode_s
         found[name] = {
             "turns": len(group),
@@ -92,7 +93,7 @@ def measure(
             "speedup": speedup,
             "c": acceptance.tau / speedup,
             "different_turns": drafted.num_different,
-            "state_bytes": 0,
+            "state_bytes": 0 if state is None else state.nbytes,
         }
     return found
 

@@ -30,6 +30,7 @@ CHOICES: dict[str, dict[str, object]] = {
     "feature": {"composition": "feature"},
     "no-head": {"head": "none"},
     "token-head": {"head": "token"},
+    "copying-head": {"head": "copy"},
     "log-absolute": {"position_feature": "log-absolute"},
     "one-tap": {"taps": (1,), "num_layers": 1},
     "block-3": {"block_size": 3},
@@ -118,6 +119,23 @@ def test_block_depends_on_taps_and_anchor_alone() -> None:
     assert drafter.propose(None, 6, hidden, 3, NOISE, 7) != block
     other = taps_of(target, drafter.config, seed=2)
     assert drafter.propose(None, 5, other, 3, NOISE, 7) != block
+
+
+def test_copying_head_reads_the_sessions_ids_and_keeps_nothing_else() -> None:
+    target = tiny_qwen3()
+    drafter = make_drafter(target, head="copy")
+    hidden = taps_of(target, drafter.config)
+    state = drafter.start([1, 2, 5, 9, 4, 5])
+    assert state is not None
+    assert state.nbytes == 24
+    block = drafter.propose(state, 5, hidden, 5, NOISE, 7)
+    assert drafter.propose(state, 5, hidden, 5, NOISE, 7) == block
+    other = drafter.start([1, 2, 5, 8, 4, 5])
+    assert drafter.propose(other, 5, hidden, 5, NOISE, 7).confidence != block.confidence
+    fork = drafter.fork(state)
+    drafter.truncate_to(fork, 3)
+    drafter.commit(fork, [9, 4, 5])
+    assert drafter.propose(fork, 5, hidden, 5, NOISE, 7) == block
 
 
 def test_position_is_told_where_the_config_says_so() -> None:

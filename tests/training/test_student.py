@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dlite_agent.drafters.copy_hint import copy_hints
 from dlite_agent.drafters.dlite import DLiteDrafter
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.dlite_network import DLiteNetwork
@@ -116,3 +117,40 @@ def test_new_student_draws_from_its_generator_alone() -> None:
     gain = torch.arange(64.0)
     scaled = new_weights(config, torch.Generator().manual_seed(1), gain)
     assert torch.equal(scaled["norm.weight"], gain)
+
+
+@pytest.mark.parametrize("shortlist", [None, 8])
+def test_copying_student_gives_the_drafters_block(shortlist: int | None) -> None:
+    target = tiny_qwen3(dtype="float32")
+    config = dlite_config(target.config, head="copy")
+    weights = {name: tensor.float() for name, tensor in random_weights(config).items()}
+    weights["head.copy_bias"] = torch.linspace(0.0, 4.0, 9)  # copies now and then
+    drafter = DLiteDrafter(config, weights, target, shortlist=shortlist)
+    student = Student(config, weights, target.embed)
+    order = torch.randperm(target.config.vocab_size, generator=torch.Generator().manual_seed(2))
+    history = [*order.tolist(), 4]
+    at = len(history) - 1
+    taps = torch.randn(1, 2, 1, 64, generator=torch.Generator().manual_seed(6))
+    block = drafter.propose(
+        drafter.start(history), 4, TargetHidden(taps[0], config.taps), at, KeyedNoise(1), 7
+    )
+    ids = [*history, *block.token_ids]
+    hints = torch.from_numpy(copy_hints(ids, range(at, at + 7))).long().unsqueeze(0)
+    previous_ids = torch.tensor([ids[at : at + 7]])
+    given = StudentInput(taps, previous_ids[:, 0], previous_ids, torch.tensor([at]), hints)
+    ends = FrozenEnds.of(target)
+    logits = student.logits(given, ends.logits)[0]
+    assert (hints[0, :, 1] > 0).sum() > 4
+    if shortlist is None:
+        assert logits.argmax(dim=-1).tolist() == list(block.token_ids)
+        chosen = logits.softmax(dim=-1).amax(dim=-1)
+        torch.testing.assert_close(chosen, torch.tensor(block.confidence), atol=1e-4, rtol=1e-4)
+    else:
+        base = ends.logits(student.backbone(given))[0]
+        allowed = base.topk(shortlist, dim=-1).indices
+        for slot, token_id in enumerate(block.token_ids):
+            others = {
+                *allowed[slot].tolist(),
+                *([int(hints[0, slot, 0])] if hints[0, slot, 1] else []),
+            }
+            assert token_id == max(others, key=lambda at: float(logits[slot, at]))
