@@ -28,6 +28,7 @@ from dlite_agent.errors import (
 )
 
 if TYPE_CHECKING:
+    from dlite_agent.agent_session import AgentSession
     from dlite_agent.backend import ChatBackend, ChatRequest
     from dlite_agent.chat.messages import (
         Message,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         ToolSpec,
         UnparsedToolCall,
     )
+    from dlite_agent.chat.miss import Miss
     from dlite_agent.config import EngineConfig, SamplingParams
     from dlite_agent.engine import Engine
     from dlite_agent.integrations.langchain import ChatDLite
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "AgentSession",
     "CapacityError",
     "ChatBackend",
     "ChatDLite",
@@ -61,6 +64,7 @@ __all__ = [
     "Generation",
     "GenerationChunk",
     "Message",
+    "Miss",
     "MissingDependencyError",
     "ModelNotFoundError",
     "ReasoningDelta",
@@ -82,6 +86,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AgentSession": "dlite_agent.agent_session",
     "ChatBackend": "dlite_agent.backend",
     "ChatDLite": "dlite_agent.integrations.langchain",
     "ChatRequest": "dlite_agent.backend",
@@ -90,6 +95,7 @@ _LAZY = {
     "Generation": "dlite_agent.outputs",
     "GenerationChunk": "dlite_agent.outputs",
     "Message": "dlite_agent.chat.messages",
+    "Miss": "dlite_agent.chat.miss",
     "ReasoningDelta": "dlite_agent.chat.messages",
     "RopeScaling": "dlite_agent.rope_scaling",
     "SamplingParams": "dlite_agent.config",

@@ -28,6 +28,8 @@ class ChatRequest:
         history: Overrides the engine's mode for this call; None keeps it.
         stop: Strings that end the content; no part of it. Thoughts and calls are not searched.
         output: Which tools may or must be called, and the form of the answer.
+        is_partial: The last message is still growing: compute what is sure to stay of it, and
+            answer nothing. The stream has no chunks.
         num_choices: How many independent answers, from `sampling.choice_index` on.
         when_full: What happens where `max_queue` requests wait already: `"error"` raises
             `CapacityError` (a server's choice), `"wait"` waits for a place (a program's own).
@@ -42,6 +44,7 @@ class ChatRequest:
     history: HistoryMode | None = None
     stop: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
+    is_partial: bool = False
     num_choices: int = 1
     when_full: Literal["error", "wait"] = "error"
 

@@ -36,8 +36,10 @@ class TurnStats:
         new_tokens: Prompt tokens that no earlier turn of this engine rendered or sampled.
         cached_tokens: Prompt tokens whose KV was reused.
         prefilled_tokens: Rows computed outside decode rounds in this turn, counted in the forward.
-        idle_prefilled_tokens: Cached prompt tokens that were computed between the last turn and this
-            one; no part of `prefilled_tokens`.
+        idle_prefilled_tokens: Cached prompt tokens that were computed between the last turn and
+            this one; no part of `prefilled_tokens`.
+        fed_tokens: Cached prompt tokens that were computed while their message was still growing
+            (`AgentSession.feed`); no part of `prefilled_tokens`.
         rewound_tokens: Tokens that the session dropped before the prefill.
         completion_tokens: Sampled tokens, the stop token included.
         reasoning_tokens: Those of them inside a thought.
@@ -76,6 +78,7 @@ class TurnStats:
     cached_tokens: int = 0
     prefilled_tokens: int = 0
     idle_prefilled_tokens: int = 0
+    fed_tokens: int = 0
     rewound_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0

@@ -23,6 +23,7 @@ from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
 )
+from dlite_agent.feed import feed_steps
 from dlite_agent.loading import LoadedModel
 from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
@@ -70,6 +71,9 @@ def turn_steps(
     """
     times = TurnTimes(submitted_s)
     admitted = admit(model, request)
+    if request.is_partial:
+        yield from feed_steps(model, admitted, should_stop, share)
+        return
     times.rendered_s = time.perf_counter()
     found = yield from find_session(model, admitted, should_stop, share)
     times.acquired_s = time.perf_counter()

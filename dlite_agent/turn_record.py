@@ -155,6 +155,7 @@ class TurnRecord:
             cached_tokens=report.cached,
             prefilled_tokens=report.prefilled,
             rewound_tokens=report.rewound,
+            fed_tokens=self.admitted.memory.take_fed(self.session_id, report.cached),
             idle_prefilled_tokens=min(self.idle_rows, report.cached),
             completion_tokens=len(self.sampled),
             reasoning_tokens=parsed.num_reasoning_tokens,

@@ -1,0 +1,161 @@
+"""A conversation that keeps its own transcript: take turns, branch off, go back, feed.
+
+It holds messages and no tensors. What makes it cheap is the engine, which finds the tokens of every
+branch again; so forks, rewinds and retries need nothing but the messages.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.chat.messages import JSON, Message, ToolSpec
+from dlite_agent.config import HistoryMode, SamplingParams
+from dlite_agent.errors import RequestError, SessionError
+from dlite_agent.outputs import Generation, GenerationChunk
+
+__all__ = ["AgentSession"]
+
+
+class AgentSession:
+    """One conversation with a backend. Used by one thread at a time.
+
+    Args:
+        backend: E.g. an `Engine`.
+        name: Where the engine looks first; None makes one up.
+        tools: What the model may call.
+        tenant: Whose conversation it is.
+        history: How earlier answers come back; None: as the engine does.
+        template_kwargs: Variables of the chat template.
+    """
+
+    def __init__(
+        self,
+        backend: ChatBackend,
+        name: str | None = None,
+        *,
+        tools: Sequence[ToolSpec] = (),
+        tenant: str = "",
+        history: HistoryMode | None = None,
+        template_kwargs: Mapping[str, JSON] | None = None,
+    ) -> None:
+        self.name = name or f"session-{secrets.token_hex(8)}"
+        self.messages: list[Message] = []
+        """The transcript, answers included; may be edited."""
+        self._backend = backend
+        self._request = ChatRequest(
+            (),
+            tools=tuple(tools),
+            session_hint=self.name,
+            tenant=tenant,
+            history=history,
+            template_kwargs=dict(template_kwargs or {}),
+            when_full="wait",
+        )
+        self._sampling = SamplingParams()
+        self._is_closed = False
+
+    def stream(
+        self, *messages: Message, sampling: SamplingParams | None = None
+    ) -> Iterator[GenerationChunk]:
+        """Add messages and take a turn. The answer is added at its end.
+
+        A turn that is not read to its end leaves the transcript as it was before.
+
+        Raises:
+            SessionError: The session is closed.
+            DLiteError: See `ChatBackend.stream`.
+        """
+        self._check_open()
+        self._sampling = sampling or SamplingParams()
+        sent = (*self.messages, *messages)
+        request = replace(self._request, messages=sent, sampling=self._sampling)
+        for chunk in self._backend.stream(request):
+            if chunk.generation is not None:
+                answer = replace(chunk.generation.message, turn=chunk.generation.stats.turn)
+                self.messages = [*sent, answer]
+            yield chunk
+
+    def turn(self, *messages: Message, sampling: SamplingParams | None = None) -> Generation:
+        """`stream`, to its end."""
+        *_, last = self.stream(*messages, sampling=sampling)
+        assert last.generation is not None
+        return last.generation
+
+    def feed(self, text: str) -> None:
+        """Say what a tool has printed so far, all of it; it is prefilled while the tool runs.
+
+        The turn that follows gets the final text as a message and decides: what differs is dropped.
+        Blocks until it is prefilled.
+
+        Raises:
+            RequestError: No call waits for a result.
+            SessionError: The session is closed.
+        """
+        self._check_open()
+        call_id = self._open_call()
+        partial = Message("tool", text, tool_call_id=call_id)
+        request = replace(self._request, messages=(*self.messages, partial), is_partial=True)
+        for _ in self._backend.stream(request):
+            raise AssertionError("a partial request has no answer")
+
+    def fork(self, name: str | None = None) -> AgentSession:
+        """A session that goes its own way from here; what was said so far is shared."""
+        self._check_open()
+        other = AgentSession(self._backend, name)
+        other._request = replace(self._request, session_hint=other.name)
+        other.messages = list(self.messages)
+        return other
+
+    def rewind(self, num_messages: int) -> None:
+        """Forget all messages from this number on.
+
+        Raises:
+            ValueError: There are fewer, or it is negative.
+        """
+        if not 0 <= num_messages <= len(self.messages):
+            raise ValueError(
+                f"num_messages is {num_messages!r}, but there are {len(self.messages)}"
+            )
+        del self.messages[num_messages:]
+
+    def regenerate(self, sampling: SamplingParams | None = None) -> Generation:
+        """Take the last turn again, for another answer; the one before is dropped.
+
+        Args:
+            sampling: None: as before, with the next `choice_index`.
+
+        Raises:
+            RequestError: The last message is no answer.
+        """
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise RequestError("the last message is no answer; take a turn first")
+        if sampling is None:
+            index = self._sampling.choice_index + 1
+            sampling = replace(self._sampling, choice_index=index)
+        dropped = self.messages.pop()
+        try:
+            return self.turn(sampling=sampling)
+        except BaseException:
+            self.messages.append(dropped)
+            raise
+
+    def close(self) -> None:
+        """Take no more turns. What the engine keeps for it goes when there is need. Idempotent."""
+        self._is_closed = True
+
+    def _open_call(self) -> str | None:
+        """The first call of the last answer without a result."""
+        answered = [m.tool_call_id for m in self.messages if m.role == "tool"]
+        answers = [message for message in self.messages if message.role == "assistant"]
+        calls = answers[-1].tool_calls if answers else ()
+        waiting = [call.id for call in calls if call.id not in answered]
+        if not waiting or self.messages[-1].role not in ("assistant", "tool"):
+            raise RequestError("no call waits for a result; feed what a tool prints after its call")
+        return waiting[0]
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SessionError(f"session {self.name!r} is closed; make another one")
