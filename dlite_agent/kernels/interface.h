@@ -64,7 +64,7 @@ typedef struct {
 
 int dlite_tiles(void);
 void dlite_pack(const linear *w, const void *weight, void *to, int threads);
-void dlite_unpack_rows(const linear *w, const count *ids, count num_ids, void *out);
+int dlite_unpack_rows(const linear *w, const count *ids, count num_ids, void *out);
 void dlite_linear(const linear *w, const void *x, count rows, const void *residual, void *out,
                   char *digits, float *steps, int threads);
 

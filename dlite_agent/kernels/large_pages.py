@@ -17,14 +17,54 @@ import sys
 import torch
 from torch import Tensor
 
-__all__ = ["LARGE_PAGE_BYTES", "gather_pages", "prefer_large_pages"]
+__all__ = [
+    "LARGE_PAGE_BYTES",
+    "LargePageMemory",
+    "gather_pages",
+    "prefer_large_pages",
+    "return_freed",
+]
 
 logger = logging.getLogger(__name__)
 
 LARGE_PAGE_BYTES = 2 * 2**20
+_BLOCK_BYTES = 64 * 2**20
 _WORTHWHILE_BYTES = LARGE_PAGE_BYTES // 8
 _MADV_HUGEPAGE = 14
 _MADV_COLLAPSE = 25  # Linux 6.1
+
+
+class LargePageMemory:
+    """Hands out pieces of large pages, one behind the other, for what lives equally long.
+
+    Memory is reserved in blocks and taken from the system when it is first written; it goes back
+    with the last piece of a block.
+    """
+
+    def __init__(self) -> None:
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._blocks: list[Tensor] = []
+        self._used = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """A piece [num_bytes] uint8 that starts at a multiple of 64 bytes; its content is open."""
+        if self._used + num_bytes > self._block.shape[0]:
+            size = max(num_bytes, _BLOCK_BYTES)
+            block = torch.empty(size + LARGE_PAGE_BYTES, dtype=torch.uint8)
+            prefer_large_pages(block)
+            self._block = block.narrow(0, -block.data_ptr() % LARGE_PAGE_BYTES, size)
+            self._blocks.append(self._block)
+            self._used = 0
+        piece = self._block.narrow(0, self._used, num_bytes)
+        self._used += num_bytes + -num_bytes % 64
+        return piece
+
+    def close(self) -> None:
+        """Nothing more will be taken: what small pages the system gave become large ones."""
+        for block in self._blocks:
+            is_last = block is self._block
+            gather_pages(block.narrow(0, 0, self._used) if is_last else block)
+        self._blocks = []
 
 
 def gather_pages(tensor: Tensor) -> None:
@@ -42,6 +82,12 @@ def prefer_large_pages(tensor: Tensor) -> None:
     """Ask for large pages when memory that is only reserved so far is first written."""
     if tensor.device.type == "cpu":
         _advise(tensor.data_ptr(), tensor.nbytes, _MADV_HUGEPAGE)
+
+
+def return_freed() -> None:
+    """Give memory that was freed in between back to the system, as far as the C library can."""
+    if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "malloc_trim"):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _advise(address: int, nbytes: int, advice: int) -> None:

@@ -83,10 +83,11 @@ void dlite_pack(const linear *w, const void *weight, void *to, int threads) {
             }
 }
 
-/* Rows of what was packed, bfloat16 or float32: out [num_ids, ins]. */
-void dlite_unpack_rows(const linear *w, const count *ids, count num_ids, void *out) {
+/* Rows of what was packed, bfloat16 or float32: out [num_ids, ins]. 0 where an id is none. */
+int dlite_unpack_rows(const linear *w, const count *ids, count num_ids, void *out) {
     count pairs = pairs_of(w);
     for (count i = 0; i < num_ids; i++) {
+        if (ids[i] < 0 || ids[i] >= w->outs) return 0;
         const uint32_t *line = (const uint32_t *)w->weight +
                                ids[i] / PANEL * pairs * (PAIR_BYTES / 4) +
                                ids[i] % PANEL / 16 * 256 + ids[i] % 16;
@@ -94,6 +95,7 @@ void dlite_unpack_rows(const linear *w, const count *ids, count num_ids, void *o
         for (count k = 0; k < pairs * 16; k++)
             row[k] = line[k / 16 * (PAIR_BYTES / 4) + k % 16 * 16];
     }
+    return 1;
 }
 
 /* ---- vectors: any processor ---- */

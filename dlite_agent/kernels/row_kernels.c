@@ -209,6 +209,9 @@ INLINE void gather(const void *pool, const attention *a, const part *p, count kv
         if (i >= offset + s->num_keys) offset += s->num_keys, s++;
         count at = kv_head * a->head_stride + (s->pool_row + i - offset) * n;
         f16 *row = to + (i - start) * vectors;
+        count item = is_bf16 ? 2 : 4;
+        const char *next = (const char *)pool + (at + BLOCK * n) * item; /* of the next block */
+        for (int b = 0; b < n * item; b += 64) __builtin_prefetch(next + b);
         int whole = (int)(n / LANES);
         for (int v = 0; v < whole; v++) row[v] = load(pool, at + v * LANES, is_bf16);
         if (n % LANES)

@@ -107,7 +107,7 @@ class RowKernels:
         self.layers = library.dlite_layers
         self.layers.argtypes = [_pointer, _count, _pointer]
         for function in (
-            *(self._norm, self._swiglu, self.heads, self.attend, self.pack, self.unpack_rows),
+            *(self._norm, self._swiglu, self.heads, self.attend, self.pack),
             *(self.linear, self.attention_half, self.ffn_half, self.layers),
         ):
             function.restype = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dlite_agent.kernels.large_pages import prefer_large_pages
+from dlite_agent.kernels.large_pages import LargePageMemory
 from dlite_agent.kernels.row_kernels import RowKernels
 
 __all__ = ["LinearSpec", "RowLinear", "WeightParts"]
@@ -54,6 +54,7 @@ class RowLinear:
     Args:
         kernels: Compute.
         parts: The weight; not kept. `fits` says which can be.
+        memory: Where it goes.
         is_gated: The weight is [2·out, in], gates and then ups, and results are silu(gate)·up.
         is_wide: Results are float32.
 
@@ -66,6 +67,7 @@ class RowLinear:
         self,
         kernels: RowKernels,
         parts: WeightParts,
+        memory: LargePageMemory,
         *,
         is_gated: bool = False,
         is_wide: bool = False,
@@ -75,8 +77,8 @@ class RowLinear:
         outs = num_rows // 2 if is_gated else num_rows
         padded = 2 * (outs + -outs % _GROUP) if is_gated else outs + -outs % (2 * _GROUP)
         self._kernels = kernels
-        self._packed = torch.empty(padded, ins, dtype=weight.dtype)
-        prefer_large_pages(self._packed)
+        piece = memory.take(padded * ins * weight.itemsize)
+        self._packed = piece.view(weight.dtype)
         self._per_output = [
             None if numbers is None else _in_panels(numbers, is_gated)
             for numbers in (parts.factors, parts.bias)
@@ -133,10 +135,16 @@ class RowLinear:
         return torch.empty(2, size, self.spec.ins, dtype=torch.int8), torch.empty(size)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows [n, in] of the weight, exactly, for ids [n] int64; bfloat16 and float32 only."""
+        """Rows [n, in] of the weight, exactly, for ids [n] int64; bfloat16 and float32 only.
+
+        Raises:
+            IndexError: An id is none of the weight's.
+        """
         out = torch.empty(ids.shape[0], self.spec.ins, dtype=self._packed.dtype)
         ids = ids.contiguous()
-        self._kernels.unpack_rows(self._address, ids.data_ptr(), ids.shape[0], out.data_ptr())
+        unpack = self._kernels.unpack_rows
+        if not unpack(self._address, ids.data_ptr(), ids.shape[0], out.data_ptr()):
+            raise IndexError(f"one of the ids {ids.tolist()!r} is outside [0, {self.spec.outs})")
         return out
 
 

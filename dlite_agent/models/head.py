@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlite_agent.config import Quantization
+from dlite_agent.kernels.large_pages import LargePageMemory
 from dlite_agent.kernels.row_kernels import RowKernels
 from dlite_agent.kernels.row_linear import RowLinear
 from dlite_agent.models.linear import Linear, make_linear
@@ -43,13 +44,14 @@ class VocabularyHead:
         self._rows = rows if rows.dtype == torch.bfloat16 else None
         self.nbytes = self._linear.nbytes
 
-    def use_kernels(self, kernels: RowKernels) -> RowLinear | None:
+    def use_kernels(self, kernels: RowKernels, memory: LargePageMemory) -> RowLinear | None:
         """Compute with compiled kernels from now on.
 
         Returns:
             The projection, which can give its rows; None where they are not exact (int8).
         """
-        self._packed = RowLinear(kernels, self._linear.parts(), is_wide=True)
+        self._packed = RowLinear(kernels, self._linear.parts(), memory, is_wide=True)
+        memory.close()
         self._linear = make_linear(torch.empty(0, 0))
         if self._is_quantized:
             return None
@@ -59,7 +61,7 @@ class VocabularyHead:
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] in float32 (float64 for a float64 model) of normalised states [R, E]."""
         packed = self._packed
-        logits = packed(hidden) if packed else self._linear(hidden).to(self._wide)
+        logits = packed(hidden.contiguous()) if packed else self._linear(hidden).to(self._wide)
         if self._rows is None:
             return logits
         ids = best_candidates(logits, min(NUM_RESCORED, logits.shape[1]))  # [R, 64]

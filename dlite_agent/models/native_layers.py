@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.kernels.attention import attend
+from dlite_agent.kernels.large_pages import LargePageMemory, return_freed
 from dlite_agent.kernels.row_kernels import HeadShape, PartRows, RowKernels, RowPlan
 from dlite_agent.kernels.row_layers import RowLayer, RowLayers
 from dlite_agent.kernels.row_linear import RowLinear
@@ -45,8 +46,12 @@ class NativeLayers:
         self._kernels = kernels
         self._shape = HeadShape(config.num_heads, config.num_kv_heads, config.head_dim)
         self._like = torch.empty(0, config.head_dim, dtype=pool[0].keys.dtype)
-        layers.reverse()
-        packed = [_packed(kernels, layers.pop(), span) for span in pool]  # one at a time is twice
+        memory = LargePageMemory()
+        packed = []
+        for span in pool:
+            packed.append(_packed(kernels, layers.pop(0), span, memory))
+            return_freed()  # one layer at a time is in memory twice
+        memory.close()
         self._run = RowLayers(kernels, packed, config.rms_norm_eps)
 
     @staticmethod
@@ -89,15 +94,17 @@ class NativeLayers:
         return RowPlan(self._kernels, self._shape, rotation, slots, small)
 
 
-def _packed(kernels: RowKernels, layer: LayerWeights, span: Span) -> RowLayer:
+def _packed(
+    kernels: RowKernels, layer: LayerWeights, span: Span, memory: LargePageMemory
+) -> RowLayer:
     return RowLayer(
         input_norm=layer.input_norm.weight,
-        qkv=RowLinear(kernels, layer.qkv.parts()),
+        qkv=RowLinear(kernels, layer.qkv.parts(), memory),
         head_norm=layer.head_norm,
-        out=RowLinear(kernels, layer.out.parts()),
+        out=RowLinear(kernels, layer.out.parts(), memory),
         ffn_norm=layer.ffn_norm.weight,
-        gate_up=RowLinear(kernels, layer.gate_up.parts(), is_gated=True),
-        down=RowLinear(kernels, layer.down.parts()),
+        gate_up=RowLinear(kernels, layer.gate_up.parts(), memory, is_gated=True),
+        down=RowLinear(kernels, layer.down.parts(), memory),
         keys=span.keys,
         values=span.values,
     )

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dlite_agent.config import Quantization
 from dlite_agent.errors import CapacityError
+from dlite_agent.kernels.large_pages import LargePageMemory
 from dlite_agent.kernels.norm import RMSNorm
 from dlite_agent.kernels.rotary import RotaryTable
 from dlite_agent.kernels.row_kernels import HeadShape, RowKernels
@@ -79,6 +80,7 @@ class DenseTransformer:
         self._final_norm = RMSNorm(load("model.norm.weight"), config.rms_norm_eps, dtype)
         head = embedding if config.tie_word_embeddings else load("lm_head.weight").clone()
         self._head = VocabularyHead(head, quantize)
+        self._kernels: RowKernels | None = None
         self._weight_dtype = dtype if quantize is None else torch.int8
         linears = (
             linear
@@ -114,9 +116,10 @@ class DenseTransformer:
             or not NativeLayers.fits(config, self._weight_dtype)
         ):
             return False
-        rows = self._head.use_kernels(kernels)
+        rows = self._head.use_kernels(kernels, LargePageMemory())
         if config.tie_word_embeddings and rows is not None:
             self._embedding = rows  # once in memory
+        self._kernels = kernels
         self._run = NativeLayers(kernels, self._layers, self.pool.layers, config)
         return True
 
@@ -175,7 +178,13 @@ class DenseTransformer:
     @torch.no_grad()
     def final_states(self, residual: Tensor) -> Tensor:
         """What the head reads, [n, E]; see `TargetModel.final_states`."""
-        return self._final_norm(residual)
+        norm = self._final_norm
+        if self._kernels is None:
+            return norm(residual)
+        rows = residual.contiguous()
+        states = torch.empty_like(rows)
+        self._kernels.norm(rows, None, norm.weight, norm.eps, states)
+        return states
 
     @torch.no_grad()
     def project(self, states: Tensor) -> Tensor:

@@ -13,10 +13,12 @@ from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
 from dlite_agent.testing import NoisyDrafter, OracleDrafter, tiny_config, tiny_qwen3
+from tests.kernels.native_library import row_kernels
 
 VOCAB_SIZE = 1024
 
@@ -56,6 +58,22 @@ def test_every_bit_is_the_same_whoever_drafts(target: DenseTransformer) -> None:
         ]
         for make in makers:
             assert answer(target, make(), prompt, 8) == expected
+
+
+def test_with_compiled_kernels_no_audit_is_needed() -> None:
+    """bfloat16, drafts of up to 15 tokens, forwards of as many rows as there are tokens."""
+    model = tiny_qwen3(dtype="bfloat16", vocab_size=VOCAB_SIZE)
+    assert model.use_kernels(row_kernels())
+    rng = random.Random(2)
+    for length in (5, 700):
+        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+        expected = answer(model, NullDrafter(), prompt, None)
+        ids = prompt + expected[0]
+        assert answer(model, LookupDrafter(sizes=(1,)), prompt, None) == expected
+        assert answer(model, SuffixDrafter(), prompt, None) == expected
+        for max_block in (2, 5, 15):
+            assert answer(model, OracleDrafter(ids, max_block=max_block), prompt, None) == expected
+        assert answer(model, NoisyDrafter(ids, vocab_size=VOCAB_SIZE), prompt, None) == expected
 
 
 def test_without_an_audit_the_last_bits_depend_on_the_draft() -> None:

@@ -14,10 +14,15 @@ __all__ = ["row_kernels"]
 
 
 @cache
-def row_kernels() -> RowKernels:
-    """The kernels; skips the test where there is no compiler."""
+def row_kernels(*, uses_tiles: bool = True) -> RowKernels:
+    """The kernels; skips the test where there is no compiler.
+
+    Args:
+        uses_tiles: Let the processor's matrix unit compute products, where it has one.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("no gcc to compile the kernels with")
     kernels = load_row_kernels(EngineConfig().cache_folder())
     assert kernels is not None, "gcc is here, so the kernels compile"
+    kernels.has_tiles = kernels.has_tiles and uses_tiles
     return kernels

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from dlite_agent.kernels.large_pages import gather_pages, prefer_large_pages
+from dlite_agent.kernels.large_pages import (
+    LargePageMemory,
+    gather_pages,
+    prefer_large_pages,
+    return_freed,
+)
 
 
 def test_gathered_tensor_holds_what_it_held() -> None:
@@ -31,3 +36,18 @@ def test_reserved_memory_can_be_written() -> None:
     prefer_large_pages(memory)
     memory.fill_(1.0)
     assert float(memory.sum()) == 2**22
+
+
+def test_pieces_do_not_overlap_and_keep_what_is_written() -> None:
+    memory = LargePageMemory()
+    sizes = [100, 2**20 + 1, 70 * 2**20, 64]
+    pieces = [memory.take(size) for size in sizes]
+    for number, piece in enumerate(pieces):
+        assert piece.data_ptr() % 64 == 0
+        piece[:64], piece[-1:] = number, number
+    memory.close()
+    return_freed()
+    for number, (size, piece) in enumerate(zip(sizes, pieces, strict=True)):
+        assert piece.shape == (size,)
+        assert piece[:64].unique().tolist() == [number]
+        assert int(piece[-1]) == number

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
 
 from dlite_agent.config import DType
 from dlite_agent.models.kv_pool import KVCache
+from dlite_agent.models.layer_weights import weight_shapes
 from dlite_agent.models.native_layers import NativeLayers
 from dlite_agent.models.target import ForwardRows, TargetConfig, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
@@ -126,6 +128,72 @@ def test_batch_equals_that_of_torch(config: TargetConfig, dtype: DType) -> None:
         ):
             scale = float(b.abs().max())
             assert float((a - b).abs().max()) < scale * (1e-5 if dtype == "float32" else 0.03)
+
+
+def tiny_int8(config: TargetConfig) -> DenseTransformer:
+    def read(name: str) -> torch.Tensor:
+        shape, seed = weight_shapes(config)[name], len(name)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
+
+    return DenseTransformer(
+        config,
+        read,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+        max_kv_bytes=64 * 2**20,
+        quantize="int8",
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float32"])
+def test_logits_do_not_depend_on_the_rows_of_a_forward(
+    dtype: Literal["bfloat16", "int8", "float32"],
+) -> None:
+    """Up to 16 rows of a session, whatever other sessions compute beside it: bit for bit."""
+    config = replace(tiny_config(), has_qkv_bias=True, tie_word_embeddings=True)
+    target = native(
+        tiny_int8(config) if dtype == "int8" else tiny_qwen3(config=config, dtype=dtype)
+    )
+    ids, other = random_ids(600), random_ids(40, 9)
+    taps = tuple(range(config.num_layers))
+
+    def decoded(counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        kv, beside = target.new_cache(), target.new_cache()
+        target.forward(ids[:540], kv, logits_for=())
+        kv.commit(540)
+        logits, states = [], []
+        for count in counts:
+            chunk = ids[kv.length : kv.length + count]
+            batch = [ForwardRows(chunk, kv, range(count), taps)]
+            if count % 2:
+                batch.insert(0, ForwardRows(other[: 3 * count], beside, [0], ()))
+            output = target.forward_batch(batch)[-1]
+            kv.commit(count)
+            beside.commit(0)
+            assert output.hidden is not None
+            logits.append(output.logits)
+            states.append(output.hidden.states)
+        return torch.cat(logits), torch.cat(states, dim=1)
+
+    logits, states = decoded([1] * 48)
+    for counts in ([16, 16, 16], [2, 8, 11, 5, 1, 7, 13, 1]):
+        got, tapped = decoded(counts)
+        assert torch.equal(got, logits)
+        assert torch.equal(tapped, states)
+
+
+def test_a_tied_head_gives_the_embeddings() -> None:
+    config = replace(tiny_config(), tie_word_embeddings=True)
+    for dtype in ("float32", "bfloat16"):
+        target = tiny_qwen3(config=config, dtype=dtype)
+        ids = torch.tensor([0, 511, 17, 17])
+        wanted = target.embed(ids).clone()
+        assert torch.equal(native(target).embed(ids), wanted)
+
+
+def test_inputs_that_are_no_whole_tiles_are_declined() -> None:
+    assert not tiny_qwen3(config=SHAPES[ODD]).use_kernels(row_kernels())
 
 
 def test_taps_do_not_change_with_the_layers_behind_them() -> None:
