@@ -143,6 +143,21 @@ def load_engine_target(config: EngineConfig, progress: Progress) -> DenseTransfo
     return target
 
 
+def _context_limit(config: EngineConfig, target: DenseTransformer) -> tuple[int, str]:
+    """Most tokens of a turn, and what to do for more."""
+    row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
+    limits = (
+        (
+            target.config.max_position_embeddings,
+            "use a checkpoint with a longer context, or rope_scaling",
+        ),
+        (target.pool.max_bytes // row_bytes, "raise max_kv_bytes"),
+        (config.max_context, "raise max_context"),
+    )
+    known = [(limit, advice) for limit, advice in limits if limit is not None]
+    return min(known, key=lambda pair: pair[0])  # the first of equals
+
+
 def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -> LoadedModel:
     stages.report("tokenizer", 0.0)
     folder = resolve_checkpoint(config.model, config.revision)
@@ -156,17 +171,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
     load = Load()
     workspaces = WorkspaceIndex()
     drafters = make_drafters(config, target, load, stages.report, workspaces)
-    row_bytes = target.config.kv_bytes_per_token(target.dtype.itemsize)
-    limits = (
-        (
-            target.config.max_position_embeddings,
-            "use a checkpoint with a longer context, or rope_scaling",
-        ),
-        (target.pool.max_bytes // row_bytes, "raise max_kv_bytes"),
-        (config.max_context, "raise max_context"),
-    )
-    known = [(limit, advice) for limit, advice in limits if limit is not None]
-    max_context, how_to_raise = min(known, key=lambda pair: pair[0])  # the first of equals
+    max_context, how_to_raise = _context_limit(config, target)
     closing_id = tokenizer.control_tokens.get(renderer.traits.closer)
     ends = (closing_id, tokenizer.eos_token_id, *target.config.eos_token_ids)
     turn_ends = list(dict.fromkeys(i for i in ends if i is not None))

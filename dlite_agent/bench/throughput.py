@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.bench.machine import bench_clock
-from dlite_agent.bench.report import BenchResult, conditions
+from dlite_agent.bench.report import BenchResult, Value, conditions
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError
@@ -115,31 +115,34 @@ def bench_throughput(
     num_tokens = _QUICK_TOKENS if is_quick else _TOKENS
     found: list[Row] = []
     baseline: dict[int, float] = {}
-    info, identity = None, ""
+    told = {}
     for drafter in drafters:
-        with closing(
-            load_service(replace(config, drafter=drafter, max_batch=256), unheard)
-        ) as service:
+        many = replace(config, drafter=drafter, max_batch=256)
+        with closing(load_service(many, unheard)) as service:
             service.model.stop_token_ids = frozenset()
-            info, identity = service.info, service.model.target.fingerprint
+            told = _conditions(service, num_tokens, repeats)
             _measure(service, min(concurrency), num_tokens)
             first = None
             for count in concurrency:
-                runs = []
-                for number in range(repeats):
-                    report(f"{drafter}, {count} turns", number / repeats)
+                runs: list[_Run] = []
+                while len(runs) < repeats:
+                    report(f"{drafter}, {count} turns", len(runs) / repeats)
                     runs.append(_measure(service, count, num_tokens))
                 rate = statistics.median(run.tokens_per_s for run in runs)
                 first = first or rate
                 baseline.setdefault(count, rate)
                 ratios = rate / first, rate / baseline[count]
                 found.append(_row(count, drafter, runs, ratios))
-    assert info is not None
-    told = conditions(
+    return BenchResult("throughput", _ABOUT, told, found)
+
+
+def _conditions(service: ModelService, num_tokens: int, repeats: int) -> dict[str, Value]:
+    config = service.model.config
+    return conditions(
         model=config.model,
-        fingerprint=identity,
-        dtype=info.dtype,
-        device=info.device,
+        fingerprint=service.model.target.fingerprint,
+        dtype=service.info.dtype,
+        device=service.info.device,
         prompt_characters=_PROMPT_CHARACTERS,
         tokens=num_tokens,
         sampling="greedy",
@@ -147,7 +150,6 @@ def bench_throughput(
         warmup=1,
         repeats=repeats,
     )
-    return BenchResult("throughput", _ABOUT, told, found)
 
 
 def _row(concurrency: int, drafter: str, runs: Sequence[_Run], ratios: tuple[float, float]) -> Row:

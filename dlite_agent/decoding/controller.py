@@ -245,7 +245,7 @@ class Controller:
         for number, (part, asked) in enumerate(zip(own.parts, self.asked_sources, strict=True)):
             if own.round_number < part.record.wakes_at:
                 continue
-            usual_s = asked.usual_gain_s - asked.asking_s
+            usual_s = asked.usual_gain * prices.plain_s - asked.asking_s
             known_s = best.gain_s if best is not None else 0.0
             is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
             if number and usual_s <= known_s and not is_time_to_look:
@@ -289,7 +289,7 @@ class Controller:
                 continue
             self._read(own)
             drafter.commit(part.drafts, list(block.token_ids))
-            found = asked.ask(part.drafts, part.record, _behind(occasion, block))
+            found = asked.ask(part.drafts, part.record, occasion.behind(block.token_ids))
             drafter.truncate_to(part.drafts, own.length)
             if found is not None:
                 return self._joined(part.record, (block, chances), found, prices)
@@ -337,18 +337,8 @@ class Controller:
 
 def _may_ask(own: ControllerState, part: _Part, asked: AskedSource, prices: Prices) -> bool:
     """Whether a source's balances can pay for asking it now."""
-    return part.record.settle(own.round_number, prices.plain_s, asked.asking_s, asked.usual_gain_s)
-
-
-def _behind(occasion: Occasion, block: DraftBlock) -> Occasion:
-    """The occasion after a block has been accepted."""
-    count = len(block.token_ids)
-    return occasion._replace(
-        pending=block.token_ids[-1],
-        hidden=None,
-        position=occasion.position + count,
-        budget=occasion.budget - count,
-    )
+    usual_gain_s = asked.usual_gain * prices.plain_s
+    return part.record.settle(own.round_number, prices.plain_s, asked.asking_s, usual_gain_s)
 
 
 def _own(state: DraftState | None) -> ControllerState:

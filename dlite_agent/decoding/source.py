@@ -50,6 +50,11 @@ class Occasion(NamedTuple):
     noise: KeyedNoise
     budget: int
 
+    def behind(self, token_ids: Sequence[int]) -> Occasion:
+        """The occasion after a block has been accepted; its taps are not there yet."""
+        count = len(token_ids)
+        return Occasion(token_ids[-1], None, self.position + count, self.noise, self.budget - count)
+
 
 class Prices(NamedTuple):
     """The next forward.
@@ -105,13 +110,14 @@ class AskedSource:
         source: The source.
         counts: Acceptance in all sessions.
         asking_s: Seconds of asking, on average.
-        usual_gain_s: What its candidates gain, on average; infinite before the first.
+        usual_gain: What its candidates gain, on average, in plain rounds of the turn, so that it
+            says something under another load too; infinite before the first.
     """
 
     source: Source
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts.of_engine)
     asking_s: float = field(init=False)
-    usual_gain_s: float = math.inf
+    usual_gain: float = math.inf
 
     def __post_init__(self) -> None:
         self.asking_s = self.source.asking_s
@@ -121,14 +127,14 @@ class AskedSource:
     ) -> Candidate | None:
         """Ask, weigh the block, and let the record watch it."""
         found = self.ask(drafts, record, occasion)
-        gain_s = 0.0
+        gain = 0.0
         if found is not None:
             found.weigh(prices)
             record.watch(found.token_ids, found.cells, found.chances)
-            gain_s = found.gain_s
-        if math.isinf(self.usual_gain_s):
-            self.usual_gain_s = gain_s
-        self.usual_gain_s += _AVERAGE_STEP * (gain_s - self.usual_gain_s)
+            gain = found.gain_s / prices.plain_s
+        if math.isinf(self.usual_gain):
+            self.usual_gain = gain
+        self.usual_gain += _AVERAGE_STEP * (gain - self.usual_gain)
         return found
 
     def note_asking(self, took_s: float) -> None:
