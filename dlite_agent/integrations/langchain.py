@@ -16,6 +16,7 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.chat.messages import ToolSpec
 from dlite_agent.chat.openai_format import tools_from_openai
 from dlite_agent.chat.openai_sampling import num_choices_from_openai, sampling_from_openai
 from dlite_agent.config import EngineConfig
@@ -31,9 +32,15 @@ from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS, ChatOptio
 from dlite_agent.integrations.langchain_request import (
     CALL_DEFAULTS,
     SAMPLING_OPTIONS,
-    refuse_forcing,
+    output_rules_from_call,
     refuse_to_stream,
     request_from_call,
+)
+from dlite_agent.integrations.langchain_structured import (
+    StructuredMethod,
+    bound_options,
+    structured_parser,
+    with_raw,
 )
 from dlite_agent.models.rope_config import declared_positions
 
@@ -120,8 +127,8 @@ class ChatDLite(ChatOptions):
             video_inputs=False,
             tool_calling=True,
             tool_call_streaming=True,
-            tool_choice=False,
-            structured_output=False,
+            tool_choice=True,
+            structured_output=True,
             reasoning_output=True,
             temperature=True,
         )
@@ -136,45 +143,63 @@ class ChatDLite(ChatOptions):
         *,
         tool_choice: str | bool | Mapping[str, Any] | None = None,
         strict: bool | None = None,
-        response_format: object = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Let the model call tools.
+        """Let the model call tools, or make it.
+
+        A forced call always fits its schema, whatever the weights. With `tool_choice="auto"` a call
+        is constrained where its tool is strict.
 
         Args:
             tools: Functions, LangChain tools, pydantic or `TypedDict` classes, OpenAI tools or
                 JSON schemas.
-            tool_choice: None or `"auto"`; the model decides.
-            strict: None or False; arguments are not constrained by the schema yet.
-            response_format: None; there is no structured output yet.
-            **kwargs: Options of the call.
+            tool_choice: None or `"auto"`: the model decides; `"any"`, `"required"` or True: at
+                least one call; `"none"`: no call; a tool's name or OpenAI's form of it: exactly one
+                call of it; OpenAI's `allowed_tools`: some of the tools.
+            strict: Every call fits its tool's schema, whoever decided to make it.
+            **kwargs: Options of the call, `parallel_tool_calls` and `response_format` among them.
 
         Raises:
-            UnsupportedParameterError: Another `tool_choice`, `strict=True` or a `response_format`.
+            RequestError: The choice is not known, or names a tool that is not there.
         """
+        formatted = [convert_to_openai_tool(tool, strict=strict) for tool in tools]
         with langchain_errors():
-            refuse_forcing(tool_choice, strict, response_format)
-        formatted = [convert_to_openai_tool(tool) for tool in tools]
-        return self.bind(tools=formatted, **kwargs)
+            options = {**kwargs, "tool_choice": tool_choice}
+            named = [ToolSpec(tool["function"]["name"]) for tool in formatted]
+            output_rules_from_call(options, named)
+        chosen = {} if tool_choice is None else {"tool_choice": tool_choice}
+        return self.bind(tools=formatted, **chosen, **kwargs)
 
     def with_structured_output(
         self,
-        schema: builtins.dict[str, Any] | type,  # noqa: ARG002
+        schema: builtins.dict[str, Any] | type,
         *,
-        include_raw: bool = False,  # noqa: ARG002
-        **kwargs: Any,  # noqa: ARG002
+        include_raw: bool = False,
+        method: StructuredMethod = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Not supported yet.
+        """Answers that fit a schema, as objects of a pydantic class or as dicts.
+
+        The answer is closed in time when its tokens run out, its last strings cut short.
+
+        Args:
+            schema: A pydantic or `TypedDict` class, a JSON schema, or an OpenAI function.
+            include_raw: Return the message as well, under `raw`, and `parsing_error` in place of an
+                exception.
+            method: `"json_schema"`, `"function_calling"` or `"json_mode"`; each is constrained by
+                the schema.
+            strict: False leaves out keywords that cannot be enforced; they are an error otherwise.
+            **kwargs: Options of the call.
 
         Raises:
-            UnsupportedParameterError: Always.
+            UnsupportedParameterError: The method is another.
         """
         with langchain_errors():
-            raise UnsupportedParameterError(
-                "structured output needs constrained decoding, which this version does not have; "
-                "describe the format in the prompt and parse the answer (PydanticOutputParser), or "
-                "offer the schema as a tool with bind_tools"
-            )
+            options = bound_options(schema, method, strict=strict)
+        model = self.bind(**options, **kwargs)
+        parser = structured_parser(schema, method)
+        return with_raw(model, parser) if include_raw else model | parser
 
     def get_num_tokens_from_messages(
         self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.runnables import ensure_config
 
 from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import ToolSpec
 from dlite_agent.chat.openai_format import tools_from_openai
 from dlite_agent.chat.openai_sampling import (
     num_choices_from_openai,
     sampling_from_openai,
     stop_from_openai,
+)
+from dlite_agent.chat.output_rules import (
+    OutputRules,
+    answer_format_from_openai,
+    tool_choice_from_openai,
 )
 from dlite_agent.errors import UnsupportedParameterError
 from dlite_agent.integrations.langchain_messages import messages_from_langchain
@@ -21,7 +27,7 @@ from dlite_agent.integrations.langchain_messages import messages_from_langchain
 __all__ = [
     "CALL_DEFAULTS",
     "SAMPLING_OPTIONS",
-    "refuse_forcing",
+    "output_rules_from_call",
     "refuse_to_stream",
     "request_from_call",
 ]
@@ -33,7 +39,7 @@ SAMPLING_OPTIONS = (
 )
 CALL_DEFAULTS = (*SAMPLING_OPTIONS, "n", "enable_thinking", "history", "session_id")
 
-_FORCING = ("tool_choice", "strict", "response_format")
+_FORCING = ("tool_choice", "parallel_tool_calls", "response_format", "closes_calls")
 _KNOWN = frozenset(
     (*CALL_DEFAULTS, *_FORCING, "model", "prompt_cache_key", "stop", "stream", "tools")
 )
@@ -50,24 +56,25 @@ def request_from_call(
         defaults: The model's own `CALL_DEFAULTS`.
 
     Raises:
-        RequestError: An option that does not exist or is not supported yet, or a message that is
-            not text.
+        RequestError: An option that does not exist or is not supported, a tool that cannot be
+            chosen, or a message that is not text.
         ConfigurationError: A sampling option is out of its range.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    refuse_forcing(*(given.get(name) for name in _FORCING))
     _refuse_unknown(given)
     chosen = {**defaults, **given}
     thinking, history = chosen["enable_thinking"], chosen["history"]
+    tools = tools_from_openai(given.get("tools"))
     return ChatRequest(
         messages=messages_from_langchain(messages),
-        tools=tools_from_openai(given.get("tools")),
+        tools=tools,
         sampling=sampling_from_openai({name: chosen[name] for name in SAMPLING_OPTIONS}),
         session_hint=_session_hint(chosen),
         template_kwargs={} if thinking is None else {"enable_thinking": thinking},
         history=None if history == "auto" else history,
         stop=stop_from_openai(given.get("stop")),
         num_choices=num_choices_from_openai(chosen["n"]),
+        output=output_rules_from_call(given, tools),
         when_full="wait",
     )
 
@@ -85,29 +92,26 @@ def refuse_to_stream(request: ChatRequest) -> None:
         )
 
 
-def refuse_forcing(
-    tool_choice: object = None, strict: object = None, response_format: object = None
-) -> None:
-    """Refuse what only constrained decoding can promise.
+def output_rules_from_call(options: Mapping[str, Any], tools: Sequence[ToolSpec]) -> OutputRules:
+    """What the answer of a call must be.
+
+    Args:
+        options: `tool_choice`, `parallel_tool_calls`, `response_format` and `closes_calls`, in
+            OpenAI's form.
+        tools: The call's.
 
     Raises:
-        UnsupportedParameterError: One of them asks for more than "the model decides".
+        UnsupportedParameterError: One of them has a form that is not known.
+        RequestError: The choice names a tool that is not there.
     """
-    because = "needs constrained decoding, which this version does not have"
-    if tool_choice not in (None, "auto"):
-        raise UnsupportedParameterError(
-            f"tool_choice={tool_choice!r} {because}; use tool_choice='auto' and say in the prompt "
-            "when to call which tool, or bind no tools where none must be called"
-        )
-    if strict:
-        raise UnsupportedParameterError(
-            f"strict={strict!r} {because}; leave it out and validate the arguments in the tool"
-        )
-    if response_format is not None:
-        raise UnsupportedParameterError(
-            f"response_format={response_format!r} {because}; describe the format in the prompt and "
-            "parse the answer"
-        )
+    rules = OutputRules(
+        tool_choice_from_openai(options.get("tool_choice")),
+        options.get("parallel_tool_calls") is not False,
+        answer_format_from_openai(options.get("response_format")),
+        bool(options.get("closes_calls")),
+    )
+    rules.allowed(tools)
+    return rules
 
 
 def _refuse_unknown(given: Mapping[str, Any]) -> None:

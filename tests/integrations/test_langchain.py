@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from langchain_core import exceptions as core
 from langchain_core.callbacks import UsageMetadataCallbackHandler
+from langchain_core.exceptions import OutputParserException
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
@@ -23,6 +24,7 @@ from pydantic import BaseModel
 
 import dlite_agent
 from dlite_agent import ChatDLite
+from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.config import SamplingParams
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.testing import ByteTokenizer, ScriptedEngine
@@ -147,7 +149,8 @@ def test_profile_says_what_works() -> None:
     assert profile is not None
     assert profile["max_input_tokens"] == 4096
     assert profile["tool_calling"]
-    assert not profile["structured_output"]
+    assert profile["tool_choice"]
+    assert profile["structured_output"]
 
 
 # One turn
@@ -328,10 +331,9 @@ def test_options_reach_the_engine_and_a_call_overrides_them() -> None:
         ({"stop": [7]}, "stop is .*; use a text or a list of texts"),
         ({"n": 0}, "n is 0; use a whole number from 1 to 128"),
         ({"best_of": 2}, "best_of=2 is not an option of a call"),
-        ({"tool_choice": "any"}, "tool_choice='any' needs constrained decoding"),
-        ({"tool_choice": "none"}, "bind no tools"),
-        ({"response_format": {"type": "json_object"}}, "parse the answer"),
-        ({"strict": True}, "validate the arguments in the tool"),
+        ({"tool_choice": 7}, "tool_choice is 7"),
+        ({"response_format": {"type": "xml"}}, "response_format is"),
+        ({"strict": True}, "strict=True is not an option of a call"),
         ({"model": "other"}, "make another ChatDLite"),
     ],
 )
@@ -355,26 +357,69 @@ def test_option_can_be_configured_for_a_call() -> None:
     assert engine_of(model).requests[0].sampling.temperature == 0.5
 
 
-@pytest.mark.host
-def test_agent_with_a_response_format_is_refused() -> None:
-    agents = pytest.importorskip("langchain.agents")
-    model = chat("a")
-    agent = agents.create_agent(model, [add], response_format=Multiply)
-    with pytest.raises(dlite_agent.UnsupportedParameterError, match="constrained decoding"):
-        agent.invoke({"messages": [HumanMessage("?")]})
-    assert engine_of(model).requests == []
-
-
-def test_structured_output_is_refused_with_advice() -> None:
-    with pytest.raises(dlite_agent.UnsupportedParameterError, match="PydanticOutputParser"):
-        chat().with_structured_output({"title": "x", "type": "object"})
-
-
 class Multiply(BaseModel):
     """Multiply two numbers."""
 
     a: int
     b: int
+
+
+@pytest.mark.host
+def test_agent_answers_in_the_form_that_was_asked_for() -> None:
+    agents = pytest.importorskip("langchain.agents")
+    model = chat(
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>',
+        '{"a": 3, "b": 4}',
+    )
+    agent = agents.create_agent(model, [add], response_format=Multiply)
+    result = agent.invoke({"messages": [HumanMessage("?")]})
+    assert result["structured_response"] == Multiply(a=3, b=4)
+    for request in engine_of(model).requests:
+        assert request.output.answer is not None
+        assert request.tools[0].name == "add"
+
+
+@pytest.mark.parametrize("include_raw", [False, True])
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_structured_output_is_asked_for_and_read(method: Any, include_raw: bool) -> None:
+    said = '{"a": 3, "b": 4}'
+    if method == "function_calling":
+        said = f'<tool_call>\n{{"name": "Multiply", "arguments": {said}}}\n</tool_call>'
+    model = chat(said, said)
+    for schema, value in (
+        (Multiply, Multiply(a=3, b=4)),
+        (Multiply.model_json_schema(), {"a": 3, "b": 4}),
+    ):
+        asked = model.with_structured_output(schema, method=method, include_raw=include_raw)
+        answer = asked.invoke("3 by 4")
+        if include_raw:
+            assert answer["parsing_error"] is None
+            answer = answer["parsed"]
+        assert answer == value
+    for request in engine_of(model).requests:
+        rules = request.output
+        if method == "function_calling":
+            assert rules == OutputRules(ToolChoice("required", ("Multiply",)), closes_calls=True)
+            assert request.tools[0].strict
+        else:
+            assert rules.answer is not None
+            assert rules.answer.schema is not None
+            assert rules.answer.schema["required"] == ["a", "b"]
+
+
+def test_what_does_not_fit_is_an_error_or_reported() -> None:
+    model = chat("no", "no")
+    with pytest.raises(OutputParserException):
+        model.with_structured_output(Multiply).invoke("?")
+    answer = model.with_structured_output(Multiply, include_raw=True).invoke("?")
+    assert answer["raw"].content == "no"
+    assert answer["parsed"] is None
+    assert isinstance(answer["parsing_error"], OutputParserException)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(dlite_agent.UnsupportedParameterError, match="json_schema"):
+        chat().with_structured_output(Multiply, method="yaml")  # type: ignore[arg-type]
 
 
 def subtract(a: int, b: int) -> int:
@@ -402,8 +447,32 @@ def test_tools_are_bound_in_every_form() -> None:
     names = ["add", "Multiply", "subtract", "divide", "raw", "shout"]
     assert [spec.name for spec in tools] == names
     assert set(tools[1].parameters["properties"]) == {"a", "b"}
-    with pytest.raises(core.ModelInvalidRequestError, match="tool_choice='add'"):
-        model.bind_tools([add], tool_choice="add")
+    with pytest.raises(core.ModelInvalidRequestError, match=r"'sub', but tools has \['add'\]"):
+        model.bind_tools([add], tool_choice="sub")
+
+
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ({}, OutputRules()),
+        ({"tool_choice": "any"}, OutputRules(ToolChoice("required"))),
+        ({"tool_choice": "add"}, OutputRules(ToolChoice("required", ("add",)))),
+        ({"tool_choice": "none"}, OutputRules(ToolChoice("none"))),
+        ({"parallel_tool_calls": False}, OutputRules(parallel_tool_calls=False)),
+        ({"response_format": {"type": "json_object"}}, OutputRules(answer=AnswerFormat())),
+    ],
+)
+def test_what_is_forced_reaches_the_engine(options: dict[str, Any], rules: OutputRules) -> None:
+    model = chat("ok")
+    model.bind_tools([add], strict=True, **options).invoke("?")
+    request = engine_of(model).requests[0]
+    assert request.output == rules
+    assert request.tools[0].strict
+
+
+def test_a_call_of_no_tool_cannot_be_demanded() -> None:
+    with pytest.raises(dlite_agent.RequestError, match="no tools"):
+        chat("a").invoke("?", tool_choice="any")
 
 
 def test_tokens_are_counted_with_tools() -> None:

@@ -8,10 +8,9 @@ from typing import Any, Literal
 import pytest
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
-from langchain_core.tools import BaseTool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from dlite_agent import ChatDLite, Engine, UnsupportedParameterError
+from dlite_agent import ChatDLite, Engine
 
 Detail = Literal[
     "audio_input",
@@ -20,11 +19,6 @@ Detail = Literal[
     "cache_read_input",
     "cache_creation_input",
 ]
-
-forced = pytest.mark.xfail(
-    reason='asks for tool_choice="any": no constrained decoding yet',
-    raises=UnsupportedParameterError,
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,12 +41,8 @@ class TestNano(ChatModelIntegrationTests):
         return {}
 
     @property
-    def has_tool_choice(self) -> bool:
-        return False
-
-    @property
-    def has_structured_output(self) -> bool:
-        return False
+    def supports_json_mode(self) -> bool:
+        return True
 
     @property
     def supported_usage_metadata_details(
@@ -73,13 +63,7 @@ class TestNano(ChatModelIntegrationTests):
         params = {**self.chat_model_params, "enable_thinking": True, "max_tokens": 256}
         return _ask(self.chat_model_class(**params), [HumanMessage("Hello")], stream=stream)
 
-    @forced
-    def test_structured_few_shot_examples(
-        self, model: BaseChatModel, my_adder_tool: BaseTool
-    ) -> None:
-        super().test_structured_few_shot_examples(model, my_adder_tool)
-
-    @forced
+    @pytest.mark.xfail(reason="nano-1 cannot copy Chinese names into a call")
     def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:  # type: ignore[override]
         super().test_unicode_tool_call_integration(model)
 
