@@ -181,3 +181,26 @@ def test_what_one_session_learnt_helps_the_next(chance: float) -> None:
     first = Turn(drafter, text).run(LINEAR)
     second = Turn(drafter, text).run(LINEAR)
     assert second.seconds < first.seconds
+
+
+def test_a_source_that_is_dear_to_ask_is_left_alone_where_many_share_a_forward() -> None:
+    """A block costs half a step to make: worth it alone, not for a sixteenth of a forward."""
+    text, now, asked = random_text(800), [0.0], []
+
+    class Slow(ChancySource):
+        def propose(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            now[0] += 0.5e-3
+            return super().propose(*args, **kwargs)
+
+    cheap = ChancySource(text, lambda position: 0.0, max_block=4, name="cheap")
+    good = Slow(text, lambda position: 0.9, max_block=7, name="good")
+    load = Load()
+    sources = [Source(cheap), Source(good, asking_s=0.5e-3)]
+    drafter = Controller(sources, FLAT, load=load, clock=lambda: now[0])
+    Turn(drafter, text).run(FLAT)  # it is known to be good
+    for rows in (0, 15):
+        load.set(turns=rows, rows=rows)
+        before, turn = good.num_asked, Turn(drafter, text).run(FLAT)
+        asked.append((good.num_asked - before) / len(turn.lengths))
+    assert asked[0] > 0.9
+    assert asked[1] < 0.1
