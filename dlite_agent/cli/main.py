@@ -25,7 +25,7 @@ __all__ = ["VERBS", "main"]
 VERBS = {
     "demo": "an agent repairs a small repository, with and without reuse, side by side",
     "chat": "talk to a model in the terminal",
-    "doctor": "what this machine can run, and whether it can run MODEL",
+    "doctor": "what this machine and MODEL can run, and what recorded requests cost",
     "bench": "measure, and say under which conditions",
     "train": "make a DLite drafter for a model, from transcripts of agents",
     "drafters": "which drafters are known for MODEL, and whether one fits",
