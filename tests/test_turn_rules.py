@@ -284,7 +284,9 @@ def test_a_budget_without_a_closing_token_is_refused(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_damaged_weights_are_named_as_the_cause(load: Load, dtype: str) -> None:
     service = load(dtype=dtype)
-    service.model.target._embedding.fill_(float("nan"))
+    norm = service.model.target._final_norm
+    for weight in (norm.weight, norm._weight):  # of the compiled kernels, and of torch's operators
+        weight.fill_(float("nan"))
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=3)
         with pytest.raises(ConfigurationError, match=r"logit of a row is nan.*get the checkpoint"):
