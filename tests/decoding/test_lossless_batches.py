@@ -13,6 +13,7 @@ from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import run_together
 from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.drafters.dlite import DLiteDrafter
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
@@ -30,6 +31,7 @@ from dlite_agent.testing import (
     cold_forward,
     tiny_qwen3,
 )
+from tests.dlite_models import dlite_config, random_weights
 
 NUM_TOKENS = 28
 LIMITS = StopRules(frozenset(), NUM_TOKENS)
@@ -42,31 +44,43 @@ PROMPTS = [[*PHRASE, 40 + name, *PHRASE, 60 + name, *PHRASE[:4]] for name in ran
 FREE = CostTable((1,), (1.0,))
 """Rows and asking that cost nothing: a controller drafts whatever it is offered."""
 
-MakeDrafter = Callable[[Sequence[int], Load], Drafter]
+MakeDrafter = Callable[[Sequence[int], Load, DenseTransformer], Drafter]
 
 
 def controlled(*drafters: Drafter, load: Load) -> Controller:
     return Controller([Source(drafter) for drafter in drafters], FREE, load=load, clock=None)
 
 
+def dlite(target: DenseTransformer) -> Drafter:
+    """Random weights: it is hardly ever right, and asks for taps."""
+    config = dlite_config(target.config)
+    return DLiteDrafter(config, random_weights(config), target)
+
+
 # Each is told the whole text of one session; those that read it serve that session alone.
 SHARED: dict[str, MakeDrafter] = {
-    "null": lambda ids, load: NullDrafter(),
-    "lookup": lambda ids, load: LookupDrafter(),
-    "suffix": lambda ids, load: SuffixDrafter(),
-    "auto": lambda ids, load: controlled(SuffixDrafter(max_block=32, min_reached=0.02), load=load),
-    "auto-two": lambda ids, load: controlled(SuffixDrafter(), LookupDrafter(), load=load),
-    "auto-clock": lambda ids, load: Controller([Source(SuffixDrafter())], FREE, load=load),
+    "null": lambda ids, load, target: NullDrafter(),
+    "lookup": lambda ids, load, target: LookupDrafter(),
+    "suffix": lambda ids, load, target: SuffixDrafter(),
+    "auto": lambda ids, load, target: controlled(
+        SuffixDrafter(max_block=32, min_reached=0.02), load=load
+    ),
+    "auto-two": lambda ids, load, target: controlled(SuffixDrafter(), LookupDrafter(), load=load),
+    "dlite": lambda ids, load, target: dlite(target),
+    "auto-dlite": lambda ids, load, target: controlled(SuffixDrafter(), dlite(target), load=load),
+    "auto-clock": lambda ids, load, target: Controller([Source(SuffixDrafter())], FREE, load=load),
 }
 OWN: dict[str, MakeDrafter] = {
-    "oracle": lambda ids, load: OracleDrafter(ids),
-    "noisy": lambda ids, load: NoisyDrafter(ids, vocab_size=512),
-    "adversarial": lambda ids, load: AdversarialDrafter(vocab_size=512, favourites=ids[-3:]),
-    "auto-oracle": lambda ids, load: controlled(OracleDrafter(ids, max_block=3), load=load),
-    "auto-noisy": lambda ids, load: controlled(
+    "oracle": lambda ids, load, target: OracleDrafter(ids),
+    "noisy": lambda ids, load, target: NoisyDrafter(ids, vocab_size=512),
+    "adversarial": lambda ids, load, target: AdversarialDrafter(
+        vocab_size=512, favourites=ids[-3:]
+    ),
+    "auto-oracle": lambda ids, load, target: controlled(OracleDrafter(ids, max_block=3), load=load),
+    "auto-noisy": lambda ids, load, target: controlled(
         NoisyDrafter(ids, vocab_size=512), SuffixDrafter(), load=load
     ),
-    "auto-adversarial": lambda ids, load: controlled(
+    "auto-adversarial": lambda ids, load, target: controlled(
         AdversarialDrafter(vocab_size=512, favourites=ids[-3:]), LookupDrafter(), load=load
     ),
 }
@@ -82,10 +96,10 @@ def run(
 ) -> tuple[list[Session], list[Round]]:
     """Decode the first prompts, one for each text; drafters may know the texts."""
     load = Load()
-    shared = DRAFTERS[drafter](texts[0], load)
+    shared = DRAFTERS[drafter](texts[0], load, target)
     sessions = []
     for name, text in enumerate(texts):
-        own = DRAFTERS[drafter](text, load) if drafter in OWN else shared
+        own = DRAFTERS[drafter](text, load, target) if drafter in OWN else shared
         session = Session(target, own, session_id=str(name), prefill_chunk=16)
         session.sync(PROMPTS[name])
         sessions.append(session)
