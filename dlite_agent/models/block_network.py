@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlite_agent.kernels.rotary import RotaryTable, pair_order, rotate
+from dlite_agent.kernels.row_linear import WeightParts
 from dlite_agent.models.block_config import BlockConfig
 from dlite_agent.models.layer_weights import ReadWeight
 from dlite_agent.models.linear import Linear, make_linear
@@ -53,6 +54,10 @@ class LearningLinear:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """Residual + x·Wᵀ."""
         return residual + functional.linear(x, self._weight)
+
+    def parts(self) -> WeightParts:
+        """The weight."""
+        return WeightParts(self._weight)
 
 
 @dataclass(frozen=True, slots=True)
