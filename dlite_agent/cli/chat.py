@@ -42,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-think", action="store_true", help="ask the template to switch thinking off"
     )
-    parser.add_argument("--drafter", default="auto", help="auto, suffix, lookup or null")
+    parser.add_argument(
+        "--drafter",
+        default="auto",
+        help="auto, suffix, lookup, null, or the folder or hub name of a trained one",
+    )
     parser.add_argument(
         "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
     )

@@ -165,7 +165,7 @@ def _speculators(config: Json, name: str, target: TargetConfig, kind: object) ->
             "'eagle3'"
         )
     _refuse_domino(config, name)
-    family = cast(DrafterFamily, kind)
+    family: DrafterFamily = kind
     field = "aux_hidden_state_layer_ids"
     field = f"eagle_{field}" if family == "eagle3" else field
     if config.get(field) is not None:
