@@ -70,3 +70,27 @@ def test_every_bench_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
         main(["bench", "--help"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in bench.BENCHES)
+
+
+def test_acceptance_is_printed_from_its_rows_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = "draft_ms verify_ms sample_ms host_ms".split()
+    rows = [
+        {"conversation": "a", "turn": 0, "drafter": name, "session": "fresh"}
+        | {"context_tokens": 10, "rounds": rounds, "tokens": 8, "state_bytes": 0}
+        | {"slots_accepted": "1 1", "slots_left": "2 2", "is_plain_answer": 1}
+        | dict.fromkeys(parts, float(rounds))
+        for name, rounds in (("null", 8), ("dlite", 2))
+    ]
+    path = BenchResult("acceptance", "", {"model": "some"}, [], rows).write_csv(tmp_path)
+    assert main(["bench", "acceptance", "--from-csv", str(path), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["model"] == "some"
+    plain, drafted = printed["drafters"]
+    assert (plain["name"], plain["speedup"], plain["c"]) == ("null", 1.0, 1.0)
+    assert (drafted["name"], drafted["history"], drafted["restored"]) == ("dlite", "short", False)
+    assert (drafted["tau_micro"], drafted["tau_macro"], drafted["speedup"]) == (4.0, 4.0, 4.0)
+    assert drafted["per_slot"] == [0.5, 0.5]
+    assert main(["bench", "acceptance", "--from-csv", str(path)]) == 0
+    assert "dlite" in capsys.readouterr().out
