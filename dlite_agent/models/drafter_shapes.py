@@ -154,10 +154,7 @@ def check_manifest(
         UnsupportedCheckpointError: A tensor is missing, unknown or of another shape; the message
             names it.
     """
-    if isinstance(config, BlockConfig):
-        expected = block_shapes(config)
-    else:
-        expected = eagle3_shapes(config)
+    expected = block_shapes(config) if isinstance(config, BlockConfig) else eagle3_shapes(config)
     ends = dict.fromkeys(_ENDS, (config.vocab_size, config.hidden_size))
     allowed: dict[str, tuple[int, ...] | None] = {**dict.fromkeys(_OF_VERIFIER), **ends}
     if config.draft_vocab_size:
