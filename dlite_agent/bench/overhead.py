@@ -40,7 +40,7 @@ __all__ = ["bench_overhead"]
 _NUM_PROMPT = 256
 _NUM_TOKENS = 128
 _RESAMPLES = 2000
-_FIGURE_S, _MIN_PAIRS = 90.0, 5
+_FIGURE_S, _MIN_PAIRS = 75.0, 5
 _ABOUT = (
     "ratio = seconds of decoding with the drafter over those without, median of pairs; low and "
     "high = its 95 % interval by bootstrap; turn_ratio = the same with the prefill of the prompt; "
@@ -80,7 +80,7 @@ def bench_overhead(
     Args:
         config: Names the model and the drafter.
         concurrency: Sessions that share each forward.
-        repeats: Pairs a figure; fewer, but at least five, where they take longer than 90 seconds.
+        repeats: Pairs a figure; fewer, but at least five, where they take longer than 75 seconds.
         is_quick: One session and a short text.
         report: Hears which figure is measured, and how much of it is done.
     """
@@ -111,7 +111,7 @@ def bench_overhead(
             answer_tokens=num_tokens,
             sampling="greedy, then the text's token",
             warmup=1,
-            pairs=f"{repeats}, or what 90 seconds allow",
+            pairs=f"{repeats}, or what 75 seconds allow",
         )
     return BenchResult("overhead", _ABOUT, told, found)
 
