@@ -28,6 +28,7 @@ VERBS = {
     "doctor": "what this machine and MODEL can run, and what recorded requests cost",
     "bench": "measure, and say under which conditions",
     "train": "make a DLite drafter for a model, from transcripts of agents",
+    "sessions": "the sessions that engines keep on disk: list, purge, export, import",
     "drafters": "which drafters are known for MODEL, and whether one fits",
 }
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""

@@ -246,6 +246,12 @@ def open_checkpoint(
             f"the session in {str(folder)!r} was computed by another model: {differences}; load "
             "that model, or send the whole history to this one"
         )
+    ids = manifest.token_ids
+    if len(ids) and not 0 <= min(ids) <= max(ids) < target.config.vocab_size:
+        raise CheckpointError(
+            f"the session in {str(folder)!r} has token ids that this model's vocabulary of "
+            f"{target.config.vocab_size} has not; delete it, and send the whole history"
+        )
     saved = SavedSession(manifest)
     pool = target.new_cache().pool
     wanted = manifest.num_rows if num_rows is None else min(num_rows, manifest.num_rows)

@@ -11,11 +11,13 @@ import hashlib
 import json
 import logging
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 
+from dlite_agent.sessions.atomic_file import write_file
 from dlite_agent.sessions.journal import Journal, JournalRecord
 
-__all__ = ["journal_line", "journal_text", "load_journal"]
+__all__ = ["forget_turns", "journal_line", "journal_path", "journal_text", "load_journal"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +84,29 @@ def load_journal(path: Path, journal: Journal, made_by: str) -> bool:
             len(lines) - 1,
         )
     return len(journal) == len(lines) - 1
+
+
+def journal_path(folder: Path, tenant: str) -> Path:
+    """Where the journal of a tenant is."""
+    return folder / f"journal-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"
+
+
+def forget_turns(path: Path, session_ids: Collection[str]) -> None:
+    """Take the turns that these sessions generated out of a file.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    contents = [(line, _verified(line)) for line in lines]
+    kept = [
+        line
+        for line, content in contents
+        if content is not None and json.loads(content).get("session_id") not in session_ids
+    ]
+    write_file(path, kept)
 
 
 def _signed(content: bytes) -> bytes:

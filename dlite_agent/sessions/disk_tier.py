@@ -7,7 +7,6 @@ process at a time owns a folder.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -31,7 +30,7 @@ from dlite_agent.sessions.checkpoint import (
     segment_shape,
     write_checkpoint,
 )
-from dlite_agent.sessions.disk_journal import journal_line, journal_text, load_journal
+from dlite_agent.sessions.disk_journal import journal_line, journal_path, journal_text, load_journal
 from dlite_agent.sessions.disk_writer import DiskWriter
 from dlite_agent.sessions.journal import Journal, JournalRecord
 from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
@@ -179,7 +178,7 @@ class DiskTier:
             journal: Its records are written behind the turns, each before its session's KV.
             made_by: See `disk_journal.journal_text`.
         """
-        path = self.folder / f"journal-{hashlib.sha256(tenant.encode()).hexdigest()[:16]}"
+        path = journal_path(self.folder, tenant)
         try:
             is_same = load_journal(path, journal, made_by)
             size = path.stat().st_size if is_same else 0
@@ -273,11 +272,13 @@ class DiskTier:
                 logger.warning("a saved session is removed and will start cold: %s", error)
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            if manifest.session_id != folder.name:
+            except OSError as error:
+                logger.warning("a saved session cannot be read: %s", error)
                 continue
             size = manifest.num_stored * self._shape.row_bytes
             kept = KeptSession.of(manifest, size, (folder / MANIFEST).stat().st_mtime)
-            entries[folder.name] = _Entry(kept, folder, manifest.segments, manifest)
+            if manifest.session_id == folder.name:
+                entries[folder.name] = _Entry(kept, folder, manifest.segments, manifest)
         return entries
 
     # ---- below: the writer's thread ----------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,7 @@ __all__ = ["MANIFEST", "Manifest", "ModelKey", "read_manifest"]
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _MAX_BYTES = 256 * 2**20
+_SEGMENT_FILE = re.compile(r"kv-\d+-\d+-[0-9a-f]+\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _parse(content: Mapping[str, object]) -> Manifest:
     assert isinstance(segments, list)
     assert isinstance(model, dict)
     assert isinstance(labels, dict)
-    return Manifest(
+    manifest = Manifest(
         str(values["session_id"]),
         ModelKey(**model),
         token_ids,
@@ -157,6 +159,22 @@ def _parse(content: Mapping[str, object]) -> Manifest:
         tuple(Segment(**segment) for segment in segments),
         labels,
     )
+    _check(manifest)
+    return manifest
+
+
+def _check(manifest: Manifest) -> None:
+    """Refuse what we never write: a folder may come from somebody else."""
+    row = 0
+    for segment in manifest.segments:
+        if not _SEGMENT_FILE.fullmatch(segment.file) or segment.start != row:
+            raise ValueError(f"segment {segment!r} is none of ours")
+        row = segment.end
+    num_tokens = len(manifest.token_ids)
+    if not row <= manifest.num_rows <= num_tokens or manifest.num_rows < num_tokens - 1:
+        raise ValueError(f"{manifest.num_rows} rows for {num_tokens} tokens")
+    if not 0 <= manifest.turn_start <= num_tokens:
+        raise ValueError(f"a turn that starts at {manifest.turn_start}")
 
 
 def _is_whole(written: bytes, content: Mapping[str, object]) -> bool:

@@ -25,7 +25,7 @@ from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions import segments
 from dlite_agent.sessions.atomic_file import FolderLock
-from dlite_agent.sessions.manifest import MANIFEST, read_manifest
+from dlite_agent.sessions.manifest import MANIFEST, Manifest, read_manifest
 from dlite_agent.sessions.segments import write_segment
 from dlite_agent.sessions.session import Session
 from dlite_agent.testing import assert_kv_is_of, cold_decode, cold_forward, tiny_qwen3
@@ -227,6 +227,45 @@ def test_kv_of_other_tokens_is_not_used(
         loaded = Session.load(tmp_path, target, TappedLookup())
     assert "has KV of other tokens" in caplog.text
     assert_kv_is_of(target, loaded.kv, other, tolerance=1e-10)
+
+
+def changed(manifest: Manifest, what: str) -> Manifest:
+    first, *rest = manifest.segments
+    match what:
+        case "a file elsewhere":
+            return replace(manifest, segments=(replace(first, file="../precious"), *rest))
+        case "a gap":
+            return replace(manifest, segments=tuple(rest))
+        case "rows without tokens":
+            return replace(manifest, num_rows=41)
+        case "tokens without rows":
+            return replace(manifest, num_rows=38)
+        case "a turn behind the end":
+            return replace(manifest, turn_start=99)
+    return replace(manifest, token_ids=array("i", [*IDS[:-1], 512]))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "a file elsewhere",
+        "a gap",
+        "rows without tokens",
+        "tokens without rows",
+        "a turn behind the end",
+        "an id outside the vocabulary",
+    ],
+)
+def test_a_manifest_that_we_never_write_is_refused(
+    target: DenseTransformer, tmp_path: Path, what: str
+) -> None:
+    session_of(target, IDS).save(tmp_path / "session")
+    (tmp_path / "precious").write_text("keep")
+    written = changed(read_manifest(tmp_path / "session"), what).to_bytes()
+    (tmp_path / "session" / MANIFEST).write_bytes(written)
+    with pytest.raises(CheckpointError, match=r"damaged|vocabulary"):
+        Session.load(tmp_path / "session", target, NullDrafter())
+    assert (tmp_path / "precious").exists()
 
 
 def test_another_model_is_refused(target: DenseTransformer, tmp_path: Path) -> None:
