@@ -59,7 +59,6 @@ def block_config_of(found: DrafterFormat, shapes: Shapes) -> BlockConfig:
         default=found.family == "dflash2" and found.dialect == "speculators",
     )
     rope = read_rope(found.layer, None, found.name, 32_768)
-    softcap = found.number("final_logit_softcapping", default=0.0)
     own_rows = found.count("draft_vocab_size", default=0)
     vocab_size = found.count("vocab_size")
     with _blamed_on(found):
@@ -76,9 +75,7 @@ def block_config_of(found: DrafterFormat, shapes: Shapes) -> BlockConfig:
             num_kv_heads=size(f"{attention}k_proj.weight", 0) // head_dim,
             head_dim=head_dim,
             intermediate_size=size("layers.0.mlp.gate_proj.weight", 0),
-            rms_norm_eps=positive_number(
-                found.layer.get("rms_norm_eps", 1e-6), "rms_norm_eps", found.name
-            ),
+            rms_norm_eps=_eps(found),
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,
             windows=_windows(found, num_layers),
@@ -91,7 +88,7 @@ def block_config_of(found: DrafterFormat, shapes: Shapes) -> BlockConfig:
             conv_group=found.count("conv_group_size", default=16),
             embedding_scale=found.number("input_embedding_scale", default=1.0),
             output_multiplier=found.number("output_multiplier", default=1.0),
-            softcap=max(softcap, 0.0),
+            softcap=max(found.number("final_logit_softcapping", default=0.0), 0.0),
             draft_vocab_size=0 if own_rows == vocab_size else own_rows,
             num_target_layers=found.count("num_target_layers", default=0),
             target_fingerprint=str(found.own.get("target_fingerprint") or ""),
@@ -128,9 +125,7 @@ def eagle3_config_of(found: DrafterFormat, shapes: Shapes) -> Eagle3Config:
             num_kv_heads=size(f"{attention}k_proj.weight", 0) // head_dim,
             head_dim=head_dim,
             intermediate_size=size("layers.0.mlp.gate_proj.weight", 0),
-            rms_norm_eps=positive_number(
-                found.layer.get("rms_norm_eps", 1e-6), "rms_norm_eps", found.name
-            ),
+            rms_norm_eps=_eps(found),
             rope_theta=rope.theta,
             rope_scaling=rope.scaling,
             has_qk_norm=f"{attention}q_norm.weight" in shapes,
@@ -212,6 +207,10 @@ def _blamed_on(found: DrafterFormat) -> Iterator[None]:
         raise UnsupportedCheckpointError(
             f"{found.name!r}: {error}; config.json and weights do not belong together"
         ) from error
+
+
+def _eps(found: DrafterFormat) -> float:
+    return positive_number(found.layer.get("rms_norm_eps", 1e-6), "rms_norm_eps", found.name)
 
 
 def _family(found: DrafterFormat) -> BlockFamily:
