@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ class KnownTokens:
 
     def __init__(self) -> None:
         self._sequences: list[npt.NDArray[np.int32]] = []  # the newest last
+        self._running: list[npt.NDArray[np.int32]] = []
         self._keys: OrderedDict[bytes, _Kind] = OrderedDict()
 
     def count_new(
@@ -46,8 +48,19 @@ class KnownTokens:
                 message was not sampled.
         """
         ids = np.asarray(prompt.token_ids, dtype=np.int32)
-        shared = max((_common(ids, known) for known in self._sequences), default=0)
+        known = (*self._sequences, *self._running)
+        shared = max((_common(ids, other) for other in known), default=0)
         return len(ids) - max(shared, self._end_of_known_messages(prompt, keys, control_ids))
+
+    @contextmanager
+    def running(self, prompt_ids: Sequence[int]) -> Iterator[None]:
+        """While a turn runs, its prompt is not new to others; one that fails is forgotten."""
+        ids = np.asarray(prompt_ids, dtype=np.int32)
+        self._running.append(ids)
+        try:
+            yield
+        finally:
+            self._running = [other for other in self._running if other is not ids]
 
     def add(
         self, prompt_ids: Sequence[int], keys: Sequence[bytes], sampled_ids: Sequence[int]

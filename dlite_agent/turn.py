@@ -82,7 +82,6 @@ def turn_steps(
     session, origin, hinted_id = found
     prompt, keys = admitted.prompt, admitted.plan.keys
     num_new = admitted.memory.known.count_new(prompt, keys, model.control_ids)
-    admitted.memory.known.add(prompt.token_ids, keys, ())  # not new to turns that run beside it
     record = TurnRecord(
         admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
@@ -90,7 +89,8 @@ def turn_steps(
         record.idle_rows = model.idle.settle(session.session_id)
     turn = _Turn(model, session, record)
     try:
-        yield from turn.steps(should_stop)
+        with admitted.memory.known.running(prompt.token_ids):
+            yield from turn.steps(should_stop)
     except (RuntimeError, MemoryError, FloatingPointError) as error:
         ours = _translated(error, model.target.dtype)
         if ours is None:

@@ -83,3 +83,13 @@ def test_a_longer_history_replaces_the_shorter_ones_that_it_continues() -> None:
     for first in range(100, 300):
         known.add([first], (), [])
     assert len(known._sequences) == 64
+
+
+def test_what_a_running_turn_holds_is_new_to_nobody_else_and_is_forgotten_with_it() -> None:
+    known = KnownTokens()
+    first, second = prompt([5, 6, 7], [8]), prompt([5, 6, 7], [9])
+    with known.running(first.token_ids):
+        assert known.count_new(second, keys("a", "c"), CONTROLS) == 5
+        with known.running(second.token_ids):
+            assert known.count_new(second, keys("a", "c"), CONTROLS) == 0
+    assert known.count_new(second, keys("a", "c"), CONTROLS) == len(second.token_ids)
