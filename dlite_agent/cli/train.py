@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
+import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _tell(recipe, conversations)
     model = load_model(EngineConfig(model=recipe.model, drafter="null"), _unheard)
-    try:
+    with contextlib.closing(model.target), _progress():
         if arguments.step == "capture":
             return _capture(model, recipe, conversations)
         if arguments.step == "eval":
@@ -64,8 +68,22 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.step == "compare":
             return _compare(model, recipe, as_json=arguments.json)
         return _train(model, recipe, conversations, arguments)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[None]:
+    """Show what training logs: how far it is, how fast, and how long it will take."""
+    logger, handler = logging.getLogger("dlite_agent.training"), logging.StreamHandler(sys.stderr)
+    is_shown = logging.root.isEnabledFor(logging.INFO)  # by --verbose, already
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    if not is_shown:
+        logger.addHandler(handler)
+    try:
+        yield
     finally:
-        model.target.close()
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _unheard(_stage: str, _share: float) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.block_config import BlockConfig, block_shapes, spread_taps
+from dlite_agent.models.block_files import write_block_drafter
 from dlite_agent.models.dlite_config import DLiteConfig, dlite_shapes
+from dlite_agent.models.dlite_files import write_dlite
 from dlite_agent.models.target import TargetConfig
 from dlite_agent.training.devices import find_devices
 from dlite_agent.training.dspark import DSparkLearner
@@ -144,7 +146,8 @@ def compare(
     """Train every contestant with every seed, or go on, and measure all of them.
 
     Args:
-        recipe: Its `align` and `compare` hold for all; runs are kept in `work/compare`.
+        recipe: Its `align` and `compare` hold for all; runs are kept in `work/compare`, each with
+            its `drafter`.
         entries: Of `contestants`.
         windows: What all of them learn from.
         heldout: What all of them are measured on.
@@ -166,7 +169,9 @@ def compare(
             path = folder / _MEASURED
             if not (trainer.is_done and path.is_file()):
                 trainer.run(StoredWindows(windows, options, learner.block_size))
-                write_json(path, asdict(measure(learner, heldout)))
+                measured = asdict(measure(learner, heldout))
+                _write(learner, folder / "drafter", {"heldout": measured} | asdict(recipe))
+                write_json(path, measured)
             found = json.loads(path.read_text("utf-8"))
             runs.append(Acceptance(**found | {"per_slot": tuple(found["per_slot"])}))
             logger.info("contestant=%s seed=%d tau=%.3f", entry.name, seed, runs[-1].tau)
@@ -181,6 +186,14 @@ def compare(
             )
         )
     return results
+
+
+def _write(learner: Learner, folder: Path, provenance: dict[str, object]) -> None:
+    """What was trained, as a drafter that can be served."""
+    if isinstance(learner, DLiteLearner):
+        write_dlite(folder, learner.config, learner.weights, provenance)
+    elif isinstance(learner, DSparkLearner):
+        write_block_drafter(folder, learner.config, learner.weights, provenance)
 
 
 def _num_parameters(config: BlockConfig) -> int:

@@ -52,7 +52,7 @@ class ServedRounds:
         left: Tokens of the answer behind the round's anchor, [R] int64.
         prompt_tokens: Length of the prompt of each round's turn, [R] int64.
         num_different: Turns whose answer was not the recorded one.
-        decode_s: Seconds of all rounds, by the clock that was given.
+        decode_s: Seconds of all rounds behind the prefill, by the clock that was given.
     """
 
     accepted: torch.Tensor
@@ -96,18 +96,18 @@ def serve(
         # room for a whole block behind the last token, as where a turn ends by itself
         limits = StopRules(frozenset(target.config.eos_token_ids), len(turn.answer_ids) + _ROOM)
         answer: list[int] = []
-        began_s = clock()
         with closing(session.decode(sampler, limits)) as rounds:
             while (num_left := len(turn.answer_ids) - len(answer)) > 0:
+                began_s = clock()
                 round_ = next(rounds, None)
                 if round_ is None:
                     break
                 if round_.source != "prefill":
+                    decode_s += clock() - began_s
                     accepted.append(min(round_.num_accepted, num_left))
                     left.append(num_left)
                     prompt_tokens.append(len(turn.prompt_ids))
                 answer.extend(round_.token_ids)
-        decode_s += clock() - began_s
         num_different += answer[: len(turn.answer_ids)] != list(turn.answer_ids)
     session.close()
     return ServedRounds(

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 _PLACE = "capture.json"
+_LOG_EVERY_S = 20.0
 
 
 @dataclass(slots=True)
@@ -153,8 +154,8 @@ class CaptureRun:
             )
         self._turns = AnsweredTurns(model, options, taps, place)
 
-    def run(self, conversations: Sequence[Conversation], *, max_shards: int | None = None) -> int:
-        """Capture until `max_records`, the end of the conversations, or so many new shards.
+    def run(self, conversations: Sequence[Conversation]) -> int:
+        """Capture until `max_records` or the end of the conversations.
 
         Returns:
             Records in the folder, held-out ones left out.
@@ -162,24 +163,27 @@ class CaptureRun:
         Raises:
             CapacityError: A shard could not be written; run again to go on.
         """
-        place, options = self._turns.place, self._options
-        began, first, new_shards = time.perf_counter(), place.num_records, 0
         shard = _Shard()
+        first, began = self._count(shard), time.perf_counter()
+        logged = began
         steps = self._turns.answer(conversations, self._wanted)
-        while self._count(shard) < self._limit and new_shards != max_shards:
+        while self._count(shard) < self._limit:
             answered = next(steps, None)
             if answered is not None:
                 shard.add(answered)
             num_new = sum(map(len, shard.records)) + sum(map(len, shard.heldout))
-            is_full = num_new >= options.shard_records or self._count(shard) >= self._limit
+            is_full = num_new >= self._options.shard_records or self._count(shard) >= self._limit
             if answered is None or is_full:
                 self._write(shard)
-                shard, new_shards = _Shard(), new_shards + 1
-                self._log((place.num_records - first) / (time.perf_counter() - began))
+                shard = _Shard()
+            now = time.perf_counter()
+            if answered is None or is_full or now - logged > _LOG_EVERY_S:
+                logged = now
+                self._log(shard, (self._count(shard) - first) / (now - began))
             if answered is None:
                 break
         self._turns.close()
-        return place.num_records
+        return self._turns.place.num_records
 
     def _count(self, shard: _Shard) -> int:
         """Records of the wanted kind, those of a shard that is not written yet among them."""
@@ -208,15 +212,14 @@ class CaptureRun:
         place.num_heldout += sum(map(len, shard.heldout))
         write_json(self._work / _PLACE, {"key": self._key, "place": asdict(place)})
 
-    def _log(self, per_s: float) -> None:
-        place, options = self._turns.place, self._options
-        left = options.max_records - place.num_records
+    def _log(self, shard: _Shard, per_s: float) -> None:
+        num_records, place = self._count(shard), self._turns.place
         logger.info(
-            "records=%d of %d windows=%d heldout=%d per_s=%.0f left_min=%.1f",
-            place.num_records,
-            options.max_records,
-            place.num_windows,
-            place.num_heldout,
+            "records=%d of %d shards=%d conversation=%d per_s=%.0f left_min=%.1f",
+            num_records,
+            self._limit,
+            place.num_shards,
+            place.conversation,
             per_s,
-            math.inf if per_s <= 0 else left / per_s / 60,
+            math.inf if per_s <= 0 else (self._limit - num_records) / per_s / 60,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 StageName = Literal["teacher", "align"]
 _BEST = "best.safetensors"
+_PICTURE = "curve.png"
 
 
 def drafter_config(
@@ -123,6 +125,7 @@ def train_stage(
     is_complete = trainer.run(source, max_s=max_s, on_log=watch.note, on_state=watch.measure)
     if trainer.is_main:
         watch.measure(trainer)
+        watch.draw()
     return is_complete
 
 
@@ -169,10 +172,13 @@ class _Watch:
         if measured.tau > self._best:
             self._best = measured.tau
             self._keep(trainer, measured)
-        title = f"{self._recipe.model}, stage {self._stage}"
-        draw_curve(self._curve.rows, self._folder / "curve.png", title)
-        if self._stage == "align" and Path(self._recipe.out).is_dir():
-            draw_curve(self._curve.rows, Path(self._recipe.out) / "curve.png", title)
+
+    def draw(self) -> None:
+        """The curve as a picture, beside the state and beside the drafter."""
+        path, out = self._folder / _PICTURE, Path(self._recipe.out)
+        draw_curve(self._curve.rows, path, f"{self._recipe.model}, stage {self._stage}")
+        if self._stage == "align" and out.is_dir():
+            shutil.copyfile(path, out / _PICTURE)
 
     def _keep(self, trainer: Trainer, measured: Acceptance) -> None:
         learner = trainer.learner

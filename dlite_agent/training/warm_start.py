@@ -62,9 +62,9 @@ def taken_over(tensors: Mapping[str, Tensor], config: DLiteConfig, name: str) ->
         parts = fused.float().unflatten(1, (-1, config.hidden_size))  # [E, taps, E]
         if config.composition == "sequence":
             found["context_proj.weight"] = parts.mean(dim=1)
-    if not any(key.startswith("layers.") for key in found):
+    if not any(key.startswith("layers.") and key.endswith("_proj.weight") for key in found):
         raise DrafterMismatchError(
-            f"no layer of {name!r} has the shape of this drafter's; set drafter.intermediate_size "
-            "and the heads as there, or leave `start` out"
+            f"no matrix of the layers of {name!r} has the shape of this drafter's; set "
+            "drafter.intermediate_size and the heads as there, or leave `start` out"
         )
     return found

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.drafters.block import BlockDrafter
 from dlite_agent.drafters.dlite import DLiteDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.errors import DrafterMismatchError
+from dlite_agent.models.block_config import BlockConfig
+from dlite_agent.models.drafter_ends import DrafterEnds
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
 from dlite_agent.testing import tiny_config, tiny_qwen3
 from dlite_agent.training.capture import Transcript, capture
+from dlite_agent.training.dspark import DSparkLearner
 from dlite_agent.training.evaluate import Turn, check_served, serve
 from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.learner import DLiteLearner
+from dlite_agent.training.measure import measure
 from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance, simulate
 from dlite_agent.training.sources import StoredRecords
 from dlite_agent.training.student import Student
 from dlite_agent.training.trainer import Trainer
+from dlite_agent.training.windows import StoredWindows, Windows
 from tests.dlite_models import dlite_config
 
 GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0)
@@ -83,6 +91,28 @@ def test_served_rounds_are_those_that_training_computes(
     check_served(computed, served)
     long = rounds.acceptance(7, min_prompt=17)
     assert long.num_tokens == 27 + 28
+
+
+def test_dspark_is_served_as_it_was_trained(
+    target: DenseTransformer, turns: list[Turn], tmp_path: Path
+) -> None:
+    config = BlockConfig.for_target(
+        target.config, "", taps=(0, 1), num_layers=1, intermediate_size=64, rank=8
+    )
+    captured = [
+        capture(target, Transcript.of_turn(turn.prompt_ids, turn.answer_ids), (0, 1), first_row=0)
+        for turn in turns
+    ]
+    windows = Windows.of([rows for rows in captured if rows is not None])
+    learner = DSparkLearner(config, (0, 1), FrozenEnds.of(target))
+    options = AlignOptions(steps=25, batch_size=32, learning_rate=1e-2, autocast=False)
+    Trainer(tmp_path, learner, options).run(StoredWindows(windows, options, 7, anchors=16))
+    computed = measure(learner, windows)
+    weights = {name: weight.detach().double() for name, weight in learner.weights.items()}
+    drafter = BlockDrafter(config, weights.__getitem__, DrafterEnds.of(target), shortlist=None)
+    rounds = serve(target, drafter, turns)
+    assert computed.tau > 1.1
+    check_served(computed, rounds.acceptance(7))
 
 
 def test_slots_that_are_off_by_one_are_found_out(

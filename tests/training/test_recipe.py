@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.training.recipe import read_recipe
+from dlite_agent.training.recipe import find_recipe, read_recipe
 
 RECIPE = """
 model: nano
@@ -45,7 +45,11 @@ def test_recipe_with_overrides(path: Path) -> None:
     ("override", "named"),
     [
         ("colour=red", "unknown key 'colour'"),
-        ("align.stepz=1", r"unknown key 'align\.stepz'"),
+        ("align.stepz=1", r"unknown key 'align\.stepz'; did you mean 'steps'"),
+        ("drafter.num_layer=1", r"unknown key 'drafter\.num_layer'; did you mean 'num_layers'"),
+        ("teacher={step: 1}", r"unknown key 'teacher\.step'; did you mean 'steps'"),
+        ("capture.store=tape", r"store is 'tape'; use one of"),
+        ("compare={windows: [a]}", r"compare\.windows is \['a'\]; use a list of type int"),
         ("align.steps=many", r"align\.steps is 'many'; use a value of type int"),
         ("align.steps=1.5", r"align\.steps is 1\.5"),
         ("align.autocast=1", r"align\.autocast is 1; use a value of type bool"),
@@ -62,6 +66,13 @@ def test_recipe_with_overrides(path: Path) -> None:
 def test_wrong_override_is_named(path: Path, override: str, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         read_recipe(path, [override])
+
+
+@pytest.mark.parametrize("name", ["nano", "smollm2-135m", "qwen3-0.6b", "qwen3-4b", "qwen3-8b"])
+def test_recipes_of_the_package_are_read(name: str) -> None:
+    recipe = read_recipe(find_recipe(name), ["align.steps=3", "teacher=null"])
+    assert recipe.align.steps == 3
+    assert recipe.teacher is None
 
 
 def test_file_that_is_no_recipe_is_refused(tmp_path: Path) -> None:
