@@ -14,10 +14,14 @@ from langchain_core.messages import BaseMessage, HumanMessage
 
 from dlite_agent import ChatDLite, Engine
 from dlite_agent.config import EngineConfig
+from dlite_agent.drafters.load import load_drafter
 from dlite_agent.errors import DrafterMismatchError, UnsupportedCheckpointError
 from dlite_agent.models.block_files import block_json, write_block_drafter
-from dlite_agent.models.weights import read_config
+from dlite_agent.models.dlite_config import DLiteConfig
+from dlite_agent.models.dlite_files import write_dlite
+from dlite_agent.models.weights import fingerprint, load_target, read_config
 from tests.block_models import block_config, block_weights
+from tests.dlite_models import random_weights
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -96,6 +100,16 @@ class FakeHub:
         return str(shutil.copy(self.folder / file_name, self.cache / file_name))
 
 
+def serve(remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """Put a folder on the hub."""
+    hub = FakeHub(remote, tmp_path / "cache")
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", hub.model_info)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.download)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    return hub
+
+
 def test_hub_drafter_is_downloaded_after_its_config_was_accepted(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,11 +118,7 @@ def test_hub_drafter_is_downloaded_after_its_config_was_accepted(
     write_block_drafter(remote, config, block_weights(config), {})
     for name in ("tokenizer.json", "pytorch_model.bin", "README.md", "modeling.py"):
         (remote / name).write_text("{}")
-    hub = FakeHub(remote, tmp_path / "cache")
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", hub.model_info)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hub.download)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    hub = serve(remote, tmp_path, monkeypatch)
     with Engine(EngineConfig(model=str(checkpoint), drafter="some/drafter")) as engine:
         assert engine.load().drafter == "from the hub: some/drafter, as asked for"
     assert set(hub.downloaded) == {"config.json", "model.safetensors"}
@@ -119,3 +129,23 @@ def test_hub_drafter_is_downloaded_after_its_config_was_accepted(
     with pytest.raises(UnsupportedCheckpointError, match="MedusaModel"):
         Engine(EngineConfig(model=str(checkpoint), drafter="some/drafter")).load()
     assert hub.downloaded == ["config.json"]
+
+
+def test_dlite_drafter_of_the_hub_is_loaded_too(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote = tmp_path / "remote"
+    config = DLiteConfig.for_target(
+        read_config(str(checkpoint)), fingerprint(checkpoint), num_taps=2, rank=4
+    )
+    write_dlite(remote, config, random_weights(config), {})
+    hub = serve(remote, tmp_path, monkeypatch)
+    with load_target(str(checkpoint), max_kv_bytes=2**24) as target:
+        drafter = load_drafter("some/dlite", target, fingerprint(checkpoint))
+        assert drafter.name == "dlite"
+        hub.downloaded.clear()
+        with pytest.raises(DrafterMismatchError, match="trained for the checkpoint"):
+            load_drafter("some/dlite", target, "f" * 16)
+        with pytest.raises(DrafterMismatchError, match="keeps no history"):
+            load_drafter("some/dlite?window=8", target, fingerprint(checkpoint))
+    assert set(hub.downloaded) == {"config.json"}

@@ -16,7 +16,7 @@ from dlite_agent.models.block_config import BlockConfig
 from dlite_agent.models.checkpoint_source import read_json_file
 from dlite_agent.models.dlite_config import ARCHITECTURE
 from dlite_agent.models.dlite_files import read_dlite_config
-from dlite_agent.models.drafter_source import open_drafter
+from dlite_agent.models.drafter_source import find_drafter, open_drafter
 from dlite_agent.models.target import TargetConfig
 
 __all__ = ["KnownDrafter", "drafters_beside", "public_drafters"]
@@ -133,7 +133,7 @@ def _read(folder: Path, target: TargetConfig, fingerprint: str) -> KnownDrafter 
             check_dlite_fits(config, target, fingerprint)
             own = config.target_fingerprint
         else:
-            opened = open_drafter(str(folder), target)
+            opened = open_drafter(find_drafter(str(folder)), target)
             family, own = opened.found.family, ""
             if isinstance(opened.config, BlockConfig):
                 check_block_fits(opened.config, target, fingerprint)

@@ -18,13 +18,13 @@ from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import DLiteError, DrafterMismatchError
 from dlite_agent.kernels.row_kernels import RowKernels
 from dlite_agent.models.block_config import BlockConfig
-from dlite_agent.models.checkpoint_source import Progress, read_json_file
+from dlite_agent.models.checkpoint_source import Progress
 from dlite_agent.models.cost_table import MAX_ROWS
-from dlite_agent.models.dlite_config import ARCHITECTURE
+from dlite_agent.models.dlite_config import ARCHITECTURE, DLiteConfig
 from dlite_agent.models.dlite_files import read_dlite_config
 from dlite_agent.models.drafter_ends import ends_of
 from dlite_agent.models.drafter_format import read_format
-from dlite_agent.models.drafter_source import open_drafter
+from dlite_agent.models.drafter_source import find_drafter, open_drafter
 from dlite_agent.models.target import TargetConfig, TargetModel
 from dlite_agent.models.weights import fingerprint
 
@@ -61,7 +61,8 @@ BESIDE_NAME = "dlite"
 def is_loaded_drafter(name: str) -> bool:
     """Whether a name is of a drafter with weights: `dlite`, a folder or a hub name."""
     path, _ = split_window(name)
-    return name == BESIDE_NAME or (Path(path) / "config.json").is_file() or path.count("/") == 1
+    folder = Path(path).expanduser()
+    return name == BESIDE_NAME or (folder / "config.json").is_file() or path.count("/") == 1
 
 
 def split_window(name: str) -> tuple[str, int]:
@@ -148,13 +149,15 @@ def load_drafter(
             missing, unknown or of a wrong shape is named.
     """
     path, window = split_window(name)
-    if _architecture(Path(path)) == ARCHITECTURE:
+    source = find_drafter(path)
+    if source.architecture == ARCHITECTURE:
         if window:
             raise DrafterMismatchError(
                 f"{path!r} is a DLite drafter, which keeps no history; name it without a window"
             )
-        return load_dlite(Path(path), target, fingerprint, kernels=kernels)
-    opened = open_drafter(path, target.config, progress)
+        check_dlite_fits(DLiteConfig.from_json(source.config, path), target.config, fingerprint)
+        return load_dlite(source.fetch(progress), target, fingerprint, kernels=kernels)
+    opened = open_drafter(source, target.config, progress)
     read = opened.tensors.read
     drafter: BlockDrafter | Eagle3Drafter
     if isinstance(opened.config, BlockConfig):
@@ -198,21 +201,17 @@ def explain_drafter(name: str, target_config: TargetConfig, checkpoint: Path | N
         ) from None
 
 
-def _architecture(folder: Path) -> object:
-    """Of a folder's config; None where there is none."""
-    path = folder / "config.json"
-    names = read_json_file(path, str(folder)).get("architectures") if path.is_file() else None
-    return names[0] if isinstance(names, list) and names else None
-
-
 def _family(name: str, target_config: TargetConfig) -> str:
     """What kind of drafter a folder holds; of the hub's none is known before it is loaded."""
-    path = Path(split_window(name)[0])
-    if name == BESIDE_NAME or _architecture(path) == ARCHITECTURE:
+    path = split_window(name)[0]
+    if name == BESIDE_NAME:
         return "dlite"
-    if not path.is_dir():
+    if not Path(path).expanduser().is_dir():
         return "from the hub"
-    return read_format(read_json_file(path / "config.json", name), name, target_config).family
+    source = find_drafter(path)
+    if source.architecture == ARCHITECTURE:
+        return "dlite"
+    return read_format(source.config, name, target_config).family
 
 
 def _explain_auto(target_config: TargetConfig, checkpoint: Path) -> str:
