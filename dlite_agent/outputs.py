@@ -31,7 +31,7 @@ class TurnStats:
         session_id: The session that holds this turn's KV.
         turn: A signed handle of this turn. A client that sends it back with the message
             (`Message.turn`) is found sooner; nothing depends on it.
-        origin: Why that session was chosen: `tool_call`, `hint`, `prefix` or `cold`.
+        origin: Why that session was chosen: `tool_call`, `hint`, `prefix`, `restored` or `cold`.
         prompt_tokens: Tokens of the prompt, cached ones included.
         new_tokens: Prompt tokens that no earlier turn of this engine rendered or sampled.
         cached_tokens: Prompt tokens whose KV was reused.

@@ -47,7 +47,7 @@ from dlite_agent.models.rope_config import declared_positions
 __all__ = ["ChatDLite"]
 
 # Reported only where they are not the default.
-_SILENT = ("max_batch", "max_queue", "reproducible", "audit", "n")
+_SILENT = ("kv_disk", "max_batch", "max_queue", "reproducible", "audit", "n")
 Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 

@@ -15,7 +15,7 @@ __all__ = ["ENGINE_OPTIONS", "ChatOptions"]
 
 ENGINE_OPTIONS = (
     *("model", "drafter", "revision", "device", "dtype", "quantize", "rope_scaling"),
-    *("max_context", "max_kv_bytes", "isolation", "max_batch", "max_queue"),
+    *("max_context", "max_kv_bytes", "kv_disk", "isolation", "max_batch", "max_queue"),
     *("reproducible", "audit"),
 )
 
@@ -77,6 +77,8 @@ class ChatOptions(BaseChatModel):
     """Most tokens of prompt and answer; None: what the checkpoint allows."""
     max_kv_bytes: int | None = None
     """Budget of the KV pool; None: a quarter of the free memory."""
+    kv_disk: str = "off"
+    """Keep sessions on disk for the next process: `"auto"` or a folder."""
     isolation: Isolation = "thread"
     """Run the model in a thread of this process or in a process of its own."""
     max_batch: int = 16
