@@ -10,7 +10,14 @@ from dlite_agent.config import EngineConfig
 
 
 def test_both_texts_are_decoded_with_and_without_drafts() -> None:
-    result = bench_overhead(EngineConfig(), repeats=2, is_quick=True)
+    heard: list[tuple[str, float]] = []
+    result = bench_overhead(
+        EngineConfig(),
+        repeats=2,
+        is_quick=True,
+        report=lambda stage, share: heard.append((stage, share)),
+    )
+    assert heard == [("1 sessions", 0.0), ("1 sessions", 0.5)] * 2
     assert [row["text"] for row in result.rows] == ["random", "prose"]
     assert result.conditions["drafter"] == "auto(suffix+dlite)"
     for row in result.rows:

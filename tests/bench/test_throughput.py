@@ -12,13 +12,16 @@ from tests.tiny_checkpoint import write_checkpoint
 
 def test_turns_at_once_are_measured_with_and_without_drafts(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, max_positions=4096)
+    heard: list[str] = []
     result = bench_throughput(
         EngineConfig(model=str(folder), dtype="float32"),
         concurrency=(1, 3),
         drafters=("null", "lookup"),
         repeats=1,
         is_quick=True,
+        report=lambda stage, share: heard.append(stage),
     )
+    assert heard == ["null, 1 turns", "null, 3 turns", "lookup, 1 turns", "lookup, 3 turns"]
     named = [(row["concurrency"], row["drafter"]) for row in result.rows]
     assert named == [(1, "null"), (3, "null"), (1, "lookup"), (3, "lookup")]
     for row in result.rows:
