@@ -104,8 +104,8 @@ class RowKernels:
         self.attention_half = library.dlite_attention_half
         self.ffn_half = library.dlite_ffn_half
         self.attention_half.argtypes = self.ffn_half.argtypes = [_pointer, _pointer]
-        self.layers = library.dlite_layers
-        self.layers.argtypes = [_pointer, _count, _pointer]
+        self.layers = library.dlite_tapped_layers
+        self.layers.argtypes = [_pointer, _count, _pointer, ctypes.c_char_p, _pointer, _count]
         for function in (
             *(self._norm, self._swiglu, self.heads, self.attend, self.pack),
             *(self.linear, self.attention_half, self.ffn_half, self.layers),

@@ -101,15 +101,15 @@ class RowLayers:
         forward, kept = self._forward(x, plan)
         at, mixed = ctypes.addressof(forward), kept[2]
         size, base = ctypes.sizeof(_Layer), ctypes.addressof(self._structs)
-        first = 0
+        if between is None:
+            taps = x.new_empty(len(stop), *x.shape)
+            is_tapped = bytes(index in stop for index in range(len(self._layers)))
+            self._kernels.layers(base, len(self._layers), at, is_tapped, taps.data_ptr(), x.nbytes)
+            return dict(zip(sorted(stop), taps.unbind(), strict=True))
         for index in range(len(self._layers)):
-            if between is not None:
-                self._kernels.attention_half(base + index * size, at)
-                between(index, mixed)
-                self._kernels.ffn_half(base + index * size, at)
-            elif index in stop or index + 1 == len(self._layers):
-                self._kernels.layers(base + first * size, index + 1 - first, at)
-                first = index + 1
+            self._kernels.attention_half(base + index * size, at)
+            between(index, mixed)
+            self._kernels.ffn_half(base + index * size, at)
             if index in stop:
                 copies[index] = x.clone()
         return copies
