@@ -17,13 +17,20 @@ from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.miss import Miss, explain_miss
 from dlite_agent.chat.past_requests import PastRequest
 from dlite_agent.chat.renderer import RenderedPrompt, Renderer
-from dlite_agent.chat.replay import ReplayPlan, plan_replay
+from dlite_agent.chat.replay import plan_replay
 from dlite_agent.config import HistoryMode
 from dlite_agent.errors import RequestError
 from dlite_agent.sessions.journal import JournalRecord
 from dlite_agent.tenant_memory import TenantMemory
 
-__all__ = ["RecordedRequest", "TurnForecast", "amplification", "forecast", "requests_of"]
+__all__ = [
+    "RecordedRequest",
+    "TurnForecast",
+    "amplification",
+    "answer_ids",
+    "forecast",
+    "requests_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,7 @@ def _turn(
     )
     sampled: tuple[int, ...] = ()
     if request.answer is not None:
-        sampled = _sampled(request, memory, tools, plan, prompt)
+        sampled = answer_ids(replace(request, tools=tools), memory.renderer)
         sent = sent.with_answer(request.answer)
         ids = prompt.turn_record(sampled)
         for form in turn_forms(plan.key, request.answer) if ids is not None else ():
@@ -166,26 +173,24 @@ def _render(
     return memory.renderer.render(request.messages, tools, template_kwargs=kwargs, splices=splices)
 
 
-def _sampled(
-    request: RecordedRequest,
-    memory: TenantMemory,
-    tools: Sequence[ToolSpec],
-    plan: ReplayPlan,
-    prompt: RenderedPrompt,
-) -> tuple[int, ...]:
-    """The answer's ids: what the template writes behind the header, up to the closing token."""
+def answer_ids(request: RecordedRequest, renderer: Renderer) -> tuple[int, ...]:
+    """The ids of a request's answer: what the template makes of it, the closing token included.
+
+    They follow the generation prompt, and are what a model would sample for these words.
+    """
     assert request.answer is not None
-    whole = memory.renderer.render(
+    kwargs = request.template_kwargs
+    prompt = renderer.render(request.messages, request.tools, template_kwargs=kwargs)
+    whole = renderer.render(
         (*request.messages, request.answer),
-        tools,
-        template_kwargs=request.template_kwargs,
-        splices=plan.splices,
+        request.tools,
+        template_kwargs=kwargs,
         add_generation_prompt=False,
     )
     suffix = prompt.generation_suffix or ()
     start = len(prompt.token_ids) - len(suffix)
     rest = whole.token_ids[start:]
-    closer = memory.renderer.closing_id
+    closer = renderer.closing_id
     end = rest.index(closer) + 1 if closer in rest else len(rest)
     return rest[len(suffix) : end] if rest[: len(suffix)] == suffix else rest[:end]
 

@@ -14,7 +14,7 @@ from dlite_agent.chat.renderer import Renderer
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.tokenizer import CheckpointTokenizer
 
-__all__ = ["Transcript", "built_in_transcripts", "load_transcripts"]
+__all__ = ["Transcript", "built_in_transcripts", "load_transcripts", "read_transcript"]
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -59,7 +59,7 @@ def built_in_transcripts(tokenizer: CheckpointTokenizer) -> list[Transcript]:
 
 
 def _transcript(path: Path, tokenizer: CheckpointTokenizer, renderer: Renderer) -> Transcript:
-    messages, tools = _read(path)
+    messages, tools = read_transcript(path)
     ids: tuple[int, ...] = ()
     answers: list[tuple[int, int]] = []
     results: list[tuple[int, int]] = []
@@ -104,7 +104,12 @@ def _transcript(path: Path, tokenizer: CheckpointTokenizer, renderer: Renderer) 
     return Transcript(path.stem, ids, tuple(answers), tuple(results))
 
 
-def _read(path: Path) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+def read_transcript(path: Path) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+    """The messages and tools of a file in OpenAI's form.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

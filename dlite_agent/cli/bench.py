@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from dlite_agent.cli.bench_turns import add_turns_arguments, own_form, run_turns
 from dlite_agent.cli.console import LoadingNote, note, table, write
 from dlite_agent.cli.model_options import add_model_options
 from dlite_agent.config import DType, EngineConfig
@@ -176,6 +177,10 @@ BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] =
     "acceptance": ("how far each drafter is accepted: fresh, forked and restored", _acceptance),
     "history": ("a round behind 100 to 30,000 tokens, with a random model and drafter", _history),
     "replay": ("drafts that transcripts would have accepted; no model computes", _replay),
+    "turns": (
+        "rows that each turn of a transcript computes: clients by modes",
+        lambda arguments: run_turns(arguments, _config(arguments)),
+    ),
     "throughput": ("turns at once, with and without drafts, and how long each waits", _throughput),
     "restore": ("a session that comes back from disk against its prefill", _restore),
     "overhead": ("what drafting costs on random text and prose: paired runs", _overhead),
@@ -183,7 +188,7 @@ BENCHES: Mapping[str, tuple[str, Callable[[argparse.Namespace], BenchResult]]] =
     "attention": ("why each shape of attention takes its path", _attention),
 }
 """Name → what it measures, and how."""
-_ENGINE_BENCHES = ("decode", "throughput", "restore", "overhead")
+_ENGINE_BENCHES = ("decode", "turns", "throughput", "restore", "overhead")
 """Those that load a model as an engine does."""
 
 
@@ -221,7 +226,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transcripts",
         type=Path,
         metavar="FOLDER",
-        help="for decode and replay: *.json in OpenAI's form (default: a built-in one)",
+        help="for decode, turns and replay: *.json in OpenAI's form (default: a built-in one)",
     )
     parser.add_argument(
         "--tokenizer", help="for replay: a folder with a tokenizer (default: the model's)"
@@ -234,6 +239,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokens", type=int, default=2000, help="for restore (default: 2000)")
     _add_acceptance_arguments(parser)
+    add_turns_arguments(parser)
     parser.add_argument("--threads", type=int, help="compute threads; default: torch's")
     parser.add_argument(
         "--text",
@@ -295,11 +301,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _json(results: list[BenchResult]) -> dict[str, object]:
-    """By bench; acceptance, when it is the only one, in a form of its own."""
-    from dlite_agent.bench.acceptance_figures import acceptance_json
-
-    if [result.name for result in results] == ["acceptance"]:
-        return acceptance_json(results[0])
+    """By bench; acceptance and turns, when they are the only one, in a form of their own."""
+    if len(results) == 1 and (form := own_form(results[0])) is not None:
+        return form
     kept = ("name", "about", "conditions", "rows")
     return {
         result.name: {name: value for name, value in asdict(result).items() if name in kept}
