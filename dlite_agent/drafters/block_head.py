@@ -27,6 +27,7 @@ from dlite_agent.drafters.copy_hint import CopyCursor, Hint
 __all__ = ["BlockHead", "Cell", "CopyGate", "RecurrentCell", "TokenCell", "token_rows"]
 
 Numbers = npt.NDArray[np.float32]
+Names = npt.NDArray[np.int64]
 TokenRow = Callable[[int], Numbers]
 
 _MAX_TABLE_BYTES = 64 * 2**20
@@ -214,22 +215,11 @@ class BlockHead:
         Returns:
             At most k token ids, and the probability of each among its shortlist.
         """
-        vocab_size = base.shape[1]
-        count = min(self._shortlist or vocab_size, vocab_size)
-        best = torch.topk(base, count, dim=-1, sorted=False)
-        scores, candidates = _host(best.values), best.indices
-        ids_of = self._named(candidates.cpu().numpy())
-        if self._factor is None or self._cell is None:
+        scores, ids_of, factors = self._listed(base)
+        if factors is None or self._cell is None:
             places = scores.argmax(axis=1, keepdims=True)
             ids = np.take_along_axis(ids_of, places, axis=1)[:, 0].tolist()
             return _cut(ids, _shares(scores), min_chance)
-        if self._shortlist:
-            rows = self._factor.index_select(0, candidates.view(-1))
-            factors = _host(rows).reshape(*ids_of.shape, -1)
-        else:  # in the order of the factor's rows
-            all_ids = self._named(np.arange(vocab_size))
-            scores, ids_of = _host(base), np.broadcast_to(all_ids, base.shape)
-            factors = np.broadcast_to(_host(self._factor), (*base.shape, self._factor.shape[1]))
         if isinstance(self._cell, RecurrentCell):
             step = self._cell.start(hidden, cursor)
         else:
@@ -241,34 +231,52 @@ class BlockHead:
             state = step(slot, previous_id, state)
             row = factors[slot] @ state
             row += scores[slot]
+            names = ids_of[slot]
+            if cursor is not None and cursor.hint.matched:
+                row, names = self._copied(row, names, base[slot], cursor.hint, state)
             at = int(row.argmax())
-            previous_id, best_score = int(ids_of[slot, at]), float(row[at])
-            if self._gate is not None and cursor is not None:
-                hint = cursor.hint
-                score = self._hinted_score(base[slot], hint, state)
-                row[ids_of[slot] == hint.token_id] = score
-                if score >= best_score:
-                    previous_id, best_score = hint.token_id, score
+            previous_id = int(names[at])
+            if cursor is not None:
                 cursor.push(previous_id)
-            row -= best_score
+            row -= row[at]
             share = 1.0 / float(np.exp(row, out=row).sum())
             chance *= share
             if chance < min_chance:
                 break
             chosen.append(previous_id)
-            shares.append(min(share, 1.0))
+            shares.append(share)
         return tuple(chosen), tuple(shares)
 
     def _named(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Rows of the vocabulary projection as ids of the target."""
         return rows if self._target_ids is None else self._target_ids[rows]
 
-    def _hinted_score(self, base: Tensor, hint: Hint, state: Numbers) -> float:
-        """The corrected logit of a hint's candidate, with what copying adds; -inf of none."""
-        if self._gate is None or self._factor is None or not hint.matched:
-            return -math.inf
+    def _listed(self, base: Tensor) -> tuple[Numbers, Names, Sequence[Numbers] | None]:
+        """Scores [k, n] of the rows that each slot may choose, their ids, and their factors."""
+        if self._factor is not None and not self._shortlist:  # in the order of its rows
+            ids = np.broadcast_to(self._named(np.arange(base.shape[1])), base.shape)
+            return _host(base), ids, [_host(self._factor)] * base.shape[0]
+        count = min(self._shortlist or base.shape[1], base.shape[1])
+        best = torch.topk(base, count, dim=-1, sorted=False)
+        ids = self._named(best.indices.cpu().numpy())
+        if self._factor is None:
+            return _host(best.values), ids, None
+        rows = self._factor.index_select(0, best.indices.view(-1))
+        return _host(best.values), ids, list(_host(rows).reshape(*ids.shape, -1))
+
+    def _copied(
+        self, row: Numbers, names: Names, base: Tensor, hint: Hint, state: Numbers
+    ) -> tuple[Numbers, Names]:
+        """Scores and ids of a slot with what copying adds to the hint's, which may be a new one."""
+        assert self._gate is not None, "hints are for a head that reads them"
+        bonus = self._gate.bonus(hint, state)
+        if not self._shortlist:
+            row[hint.token_id] += bonus
+            return row, names
+        assert self._factor is not None, "a gate is part of a correction"
         known = float(_host(self._factor[hint.token_id]) @ state) + float(base[hint.token_id])
-        return known + self._gate.bonus(hint, state)
+        row[names == hint.token_id] = -math.inf
+        return np.append(row, np.float32(known + bonus)), np.append(names, hint.token_id)
 
     def logits(self, base: Tensor, hidden: Tensor, previous_ids: Sequence[int]) -> Tensor:
         """Corrected logits [k, V] float32 where the tokens before each slot are given.

@@ -35,6 +35,8 @@ from dlite_agent.sampling import KeyedNoise
 __all__ = ["DLiteDrafter", "check_dlite_fits", "load_dlite"]
 
 _NOTHING = DraftBlock(source="dlite")
+_SMALL_VOCABULARY = 2_048
+"""All of its rows are corrected sooner than the best ones are found."""
 
 
 class DLiteDrafter:
@@ -169,6 +171,8 @@ def load_dlite(
     """
     config, tensors = read_dlite(folder)
     check_dlite_fits(config, target.config, fingerprint)
+    if config.vocab_size <= _SMALL_VOCABULARY:
+        shortlist = None
     return DLiteDrafter(
         config, tensors, target, shortlist=shortlist, min_chance=min_chance, kernels=kernels
     )
