@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ DRAFTERS = ("null", "lookup", "suffix", "auto")
 _NUM_PROMPT, _NUM_ANSWER = 256, 256
 _QUICK_PROMPT, _QUICK_ANSWER = 64, 32
 _SYNTHETIC_BLOCK = 7
+_TEXT_S = 75.0
 _ABOUT = (
     "the text is given, so tau is that of a target that writes it; tau = committed tokens a round, "
     "the prefill's left out; rows_per_token = rows verified for each; to_null = tokens a second "
@@ -84,7 +86,7 @@ def bench_decode(
 
     Args:
         config: Names the model; its drafter is not used.
-        repeats: Interleaved runs.
+        repeats: Interleaved runs; fewer where those of a text take longer than 75 seconds.
         is_quick: Short texts, one answer of one transcript.
         transcripts: A folder of transcripts in OpenAI's form; None: a built-in one.
         synthetic_acceptance: Chance of each token of the synthetic drafter; None: without it.
@@ -115,7 +117,7 @@ def bench_decode(
             synthetic_acceptance=synthetic_acceptance,
             synthetic_block=None if synthetic_acceptance is None else _SYNTHETIC_BLOCK,
             warmup=1,
-            repeats=repeats,
+            repeats=f"{repeats}, or what 75 seconds allow",
         )
     return BenchResult("decode", _ABOUT, told, rows)
 
@@ -173,7 +175,10 @@ class _Run:
 def _measured(kind: str, run: _Run, repeats: int, report: Progress) -> list[dict[str, Value]]:
     figures = {name: _Figures() for name in run.makes}
     names = list(run.makes)
+    began_s = time.perf_counter()
     for number in range(repeats + 1):
+        if number > 1 and time.perf_counter() - began_s > _TEXT_S:
+            break
         report(kind, number / (repeats + 1))
         turned = number % len(names)
         for name in (*names[turned:], *names[:turned]):
@@ -185,11 +190,12 @@ def _measured(kind: str, run: _Run, repeats: int, report: Progress) -> list[dict
     found: list[dict[str, Value]] = []
     for name, counts in figures.items():
         ratios = [a / b for a, b in zip(plain, counts.decode_s, strict=True)]
-        answered = counts.num_tokens / repeats
+        answered = counts.num_tokens / len(ratios)
         found.append(
             {
                 "text": kind,
                 "drafter": name,
+                "repeats": len(ratios),
                 "tokens": round(answered),
                 "tau": round(counts.num_tokens / counts.num_rounds, 3),
                 "rows_per_token": round(counts.num_rows / counts.num_tokens, 2),

@@ -20,6 +20,7 @@ def test_every_drafter_decodes_every_text(tmp_path: Path) -> None:
     by_name = {(row["text"], row["drafter"]): row for row in result.rows}
     for text in ("agent", "prose", "random"):
         assert by_name[text, "null"]["tau"] == 1.0
+        assert by_name[text, "null"]["repeats"] == 1
         assert by_name[text, "null"]["to_null"] == 1.0
         assert float(by_name[text, "synthetic(1)"]["tau"] or 0) > 4.0
         tokens = {by_name[text, name]["tokens"] for name in names}
