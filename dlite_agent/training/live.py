@@ -100,6 +100,7 @@ class LiveSource:
         while num_records < self._pool_records and not (self._is_kept and num_passes):
             options = replace(self._capture, seed=self._capture.seed + num_round)
             turns = AnsweredTurns(self._model, options, self._taps, place)
+            is_whole_pass, num_before = place == CapturePlace(), len(kept)
             for answered in turns.answer(self._conversations, "learned"):
                 kept.append(answered.window if answered.window is not None else answered.records)
                 num_records += len(answered.records)
@@ -108,7 +109,7 @@ class LiveSource:
             else:
                 num_round, num_passes, place = num_round + 1, num_passes + 1, CapturePlace()
             turns.close()
-            if num_passes and not kept:
+            if is_whole_pass and len(kept) == num_before:
                 raise ConfigurationError(
                     "the target answers no turn of the transcripts with two tokens or more"
                 )

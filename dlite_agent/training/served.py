@@ -15,14 +15,14 @@ from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.loading import LoadedModel
 from dlite_agent.models.dlite_files import read_dlite
 from dlite_agent.models.weights import fingerprint, resolve_checkpoint
-from dlite_agent.training.evaluate import MAX_DIFFERENCE, ServedRounds, Turn, check_served, serve
+from dlite_agent.training.evaluate import MAX_DIFFERENCE, Turn, check_served, serve
 from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.learner import DLiteLearner
 from dlite_agent.training.measure import draft_all
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance, walk_rounds
 
-__all__ = ["Beside", "evaluate", "require_equal", "template_digest"]
+__all__ = ["Beside", "evaluate", "likely_cause", "require_equal", "template_digest"]
 
 _CANNED = (
     Message("system", "s"),
@@ -97,7 +97,7 @@ def evaluate(
     try:
         check_served(trained, served)
     except DrafterMismatchError:
-        cause = _cause(records, blocks, served, rounds)
+        cause = likely_cause(records, blocks, served, rounds.num_different)
     return Beside(trained, served, cause)
 
 
@@ -131,16 +131,25 @@ def _check_template(
     )
 
 
-def _cause(records: Records, blocks: torch.Tensor, served: Acceptance, rounds: ServedRounds) -> str:
-    """What is most likely wrong."""
-    if rounds.num_different:
+def likely_cause(
+    records: Records, blocks: torch.Tensor, served: Acceptance, num_different: int
+) -> str:
+    """What is most likely wrong where figures differ: tap, alignment or template.
+
+    Args:
+        records: Of the held-out turns.
+        blocks: What training drafts at all usable positions, [N, B] int64.
+        served: What the loop accepted.
+        num_different: Turns that the target answered otherwise than they were captured.
+    """
+    if num_different:
         return (
-            f"template or weights ({rounds.num_different} answers are not the captured ones, so "
-            "the target itself answers otherwise)"
+            f"template or weights ({num_different} answers are not the captured ones, so the "
+            "target itself answers otherwise)"
         )
     for step in (-1, 1):
         moved = Acceptance.of(*walk_rounds(records, blocks.roll(step, 1)), blocks.shape[1])
         pairs = zip(moved.per_slot[1:-1], served.per_slot[1:-1], strict=True)
         if all(abs(a - b) <= MAX_DIFFERENCE for a, b in pairs):
-            return f"alignment (served as if slots were moved by {-step})"
+            return f"alignment (served as if slots were moved by {step})"
     return "tap or alignment (the same answers, other drafts)"
