@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlite_agent.kernels.large_pages import LargePageMemory
 from dlite_agent.models.head import NUM_RESCORED, VocabularyHead, best_candidates
+from tests.kernels.native_library import row_kernels
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -36,6 +38,21 @@ def test_best_64_have_float32_accuracy_and_the_others_are_rounded(quantize: str 
     assert float(error.max()) > 1e-3
     if quantize is None:
         assert torch.equal(logits.argmax(-1), exact.argmax(-1))
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_kernels_compute_every_logit_in_float32(quantize: str | None) -> None:
+    rows = (8 * random(9000, 64) / 8).to(torch.bfloat16)
+    hidden = random(4, 64, seed=1).to(torch.bfloat16)
+    head = VocabularyHead(rows, quantize)  # type: ignore[arg-type]  # of a parameter
+    packed = head.use_kernels(row_kernels(), LargePageMemory())
+    logits, exact = head(hidden), hidden.double() @ rows.double().t()
+    error = (logits.double() - exact).abs()
+    if packed is None:  # int8: only the best, from the rows as they were
+        assert quantize == "int8"
+        error = error.gather(1, best_candidates(logits, 32))
+    assert float(error.max()) < 2e-5
+    assert torch.equal(head(hidden[1:3]), logits[1:3])
 
 
 def test_close_candidates_keep_their_order() -> None:

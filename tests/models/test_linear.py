@@ -38,6 +38,24 @@ def test_operands_are_not_changed() -> None:
         assert torch.equal(residual, x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_are_the_plain_weight_before_and_after_the_first_product(dtype: torch.dtype) -> None:
+    weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    linear = make_linear(weight)
+    assert torch.equal(linear.parts().weight, weight)
+    linear(torch.ones(2, 24, dtype=dtype))
+    assert torch.equal(linear.parts().weight, weight)
+
+
+def test_parts_of_int8_restore_it() -> None:
+    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    linear = Int8Linear(weight)
+    levels, factors, bias = linear.parts()
+    assert factors is not None
+    assert bias is None
+    assert torch.equal(levels.float() * factors.float()[:, None], linear.restored())
+
+
 def test_layout_follows_the_type() -> None:
     assert isinstance(make_linear(torch.ones(4, 2)), TransposedLinear)
     assert isinstance(make_linear(torch.ones(4, 2, dtype=torch.bfloat16)), PackedLinear)
