@@ -17,6 +17,7 @@ __all__ = ["ABOUT", "LONG_TOKENS", "acceptance_json", "figures_of", "read_result
 LONG_TOKENS = 3_000
 """Tokens of a prompt from which a history is called long."""
 _RESAMPLES = 1000
+_SESSIONS = ("fresh", "fork", "restored", "restored+state")
 _PARTS = ("draft_ms", "verify_ms", "sample_ms", "host_ms")
 _TEXTS = frozenset({"conversation", "drafter", "session", "thinking"})
 _LISTS = frozenset({"slots_accepted", "slots_left"})
@@ -73,10 +74,16 @@ def figures_of(rows: Iterable[Row]) -> list[dict[str, Value]]:
         is_long = row["context_tokens"] >= LONG_TOKENS
         group = (row["drafter"], "long" if is_long else "short", row["session"])
         groups.setdefault(group, []).append(row)
+    names = list(dict.fromkeys(row["drafter"] for row in rows))
+
+    def place(group: tuple[str, str, str]) -> tuple[int, bool, int]:
+        drafter, history, session = group
+        return names.index(drafter), history == "long", _SESSIONS.index(session)
+
     return [
-        {"drafter": drafter, "history": history, "session": session}
-        | _group_figures(group, plain_ms)
-        for (drafter, history, session), group in groups.items()
+        {"drafter": group[0], "history": group[1], "session": group[2]}
+        | _group_figures(groups[group], plain_ms)
+        for group in sorted(groups, key=place)
     ]
 
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_acceptance"]
 
-_SESSIONS = ("fresh", "fork", "restored")
-_SHADES = (1.0, 0.65, 0.4)
-_BAR = 0.27
+_STYLES = {"fresh": "-", "fork": "-.", "restored": "--", "restored+state": ":"}
+_SHADES = (1.0, 0.7, 0.45, 0.25)
+_BAR = 0.2
 _MAX_SLOTS = 8
 
 Figures = Mapping[str, Any]
@@ -47,9 +47,9 @@ def plot_acceptance(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Pat
 def _draw_tau(axes: Axes, figures: Sequence[Figures]) -> None:
     """τ of every drafter with its interval; beside each other what made the session."""
     names = list(dict.fromkeys(str(row["drafter"]) for row in figures))
-    for number, session in enumerate(_SESSIONS):
+    for number, session in enumerate(_STYLES):
         chosen = [row for row in figures if row["session"] == session]
-        places = [names.index(str(row["drafter"])) + _BAR * (number - 1) for row in chosen]
+        places = [names.index(str(row["drafter"])) + _BAR * (number - 1.5) for row in chosen]
         taus = [row["tau_micro"] for row in chosen]
         below = [row["tau_micro"] - row["tau_low"] for row in chosen]
         above = [row["tau_high"] - row["tau_micro"] for row in chosen]
@@ -61,7 +61,7 @@ def _draw_tau(axes: Axes, figures: Sequence[Figures]) -> None:
             capsize=2,
             color="tab:blue",
             alpha=_SHADES[number],
-            label=session,
+            label=session if chosen else None,
         )
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel("τ, tokens a round")
@@ -72,16 +72,14 @@ def _draw_tau(axes: Axes, figures: Sequence[Figures]) -> None:
 def _draw_slots(axes: Axes, figures: Sequence[Figures]) -> None:
     """Share of rounds that accepted at least k tokens; dashed: after a restore."""
     names = list(dict.fromkeys(str(row["drafter"]) for row in figures))
-    styles = {"fresh": "-", "restored": "--"}
-    for row in figures:
+    shown = [row for row in figures if row["session"] != "fork"]  # as a fresh one
+    for row in sorted(shown, key=lambda row: names.index(str(row["drafter"]))):
         session, name = str(row["session"]), str(row["drafter"])
-        if session not in styles:
-            continue
         shares = [float(share) for share in str(row["per_slot"]).split()][:_MAX_SLOTS]
         axes.plot(
             range(1, len(shares) + 1),
             shares,
-            styles[session],
+            _STYLES[session],
             marker="o",
             markersize=3,
             color=f"C{names.index(name)}",

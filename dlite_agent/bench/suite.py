@@ -62,6 +62,12 @@ def load_suite(path: Path, tokenizer: CheckpointTokenizer) -> list[list[SuiteReq
         list(_requests(f"{path.name}:{number}", line, renderer))
         for number, line in enumerate(_lines(path), 1)
     ]
+    names = [requests[0].conversation for requests in suite if requests]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                f"two conversations of {str(path)!r} are called {name!r}; name each differently"
+            )
     if not any(suite):
         raise ConfigurationError(f"{str(path)!r} asks for no answer; use a file with conversations")
     return [requests for requests in suite if requests]

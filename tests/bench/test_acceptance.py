@@ -145,8 +145,8 @@ def test_long_histories_are_a_group_of_their_own() -> None:
     figures = figures_of([*PLAIN, *DRAFTED, *long])
     assert [(one["drafter"], one["history"], one["requests"]) for one in figures] == [
         ("null", "short", 2),
-        ("x", "short", 2),
         ("null", "long", 1),
+        ("x", "short", 2),
         ("x", "long", 1),
     ]
 

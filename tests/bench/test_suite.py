@@ -65,6 +65,7 @@ def test_built_in_suites_have_short_and_long_histories(tokenizer: CheckpointToke
         ('{"messages": "hi"}', "neither messages nor a prompt"),
         ('{"messages": [{"role": "user"}], "tools": [{"type": "x"}]}', "only tools of type"),
         ('{"messages": []}', "asks for no answer"),
+        ('{"prompt": "hi", "name": "a"}\n' * 2, "two conversations of .* are called 'a'"),
         ("", "asks for no answer"),
     ],
 )
