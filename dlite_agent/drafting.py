@@ -30,7 +30,12 @@ from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.errors import CapacityError, DrafterMismatchError
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
-from dlite_agent.models.cost_table import CostTable, frozen_cost_table, measure_cost_table
+from dlite_agent.models.cost_table import (
+    CostTable,
+    cost_clock,
+    frozen_cost_table,
+    measure_cost_table,
+)
 from dlite_agent.models.target import TargetModel
 from dlite_agent.models.weights import fingerprint as fingerprint_of
 from dlite_agent.models.weights import resolve_checkpoint
@@ -114,7 +119,7 @@ def make_drafters(
             sources,
             costs,
             load=load,
-            clock=None if config.reproducible else time.perf_counter,
+            clock=None if config.reproducible else cost_clock(target),
             name=f"auto({'+'.join(source.drafter.name for source in sources)})",
         )
 
@@ -175,7 +180,7 @@ def _dlite_source(config: EngineConfig, folder: Path, target: TargetModel) -> So
     drafter = _load_dlite(config, folder, target)
     if config.reproducible:
         return Source(drafter, asking_s=frozen_asking_s(drafter.block_bytes))
-    asking_s = measure_asking_s(drafter, target)
+    asking_s = measure_asking_s(drafter, target, clock=cost_clock(target))
     logger.info("measured drafter=%s block_ms=%.3f", drafter.name, asking_s * 1e3)
     return Source(drafter, asking_s=asking_s)
 

@@ -319,10 +319,14 @@ class Controller:
         return DraftBlock(all_ids[:end], confidence if len(confidence) == end else (), origin)
 
     def _note_asking(self, asked: list[tuple[int, float]], took_s: float) -> None:
-        """Book the host time of a proposal: to each who was asked his own, and a share of ours."""
+        """Book the time of a proposal: to each who was asked his own, and a share of ours.
+
+        In seconds of the table: on a machine that others use too, rounds take longer as well.
+        """
         ours_s = took_s - sum(theirs_s for _, theirs_s in asked)
         for number, theirs_s in asked:
-            self.asked_sources[number].note_asking(theirs_s + ours_s / len(asked))
+            booked_s = (theirs_s + ours_s / len(asked)) / self._rounds.pace
+            self.asked_sources[number].note_asking(booked_s)
         asked.clear()
 
     def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:

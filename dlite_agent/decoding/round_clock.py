@@ -8,6 +8,7 @@ __all__ = ["RoundClock"]
 
 _STEP = 0.01
 _MIN_ROUNDS = 16
+_MIN_ROUNDS_OF_PACE = 4
 _MAX_FACTOR = 3.0
 
 
@@ -31,6 +32,14 @@ class RoundClock:
             return 1.0
         plain, drafted = self._medians
         return min(max(math.exp(drafted - plain), 1.0 / _MAX_FACTOR), _MAX_FACTOR)
+
+    @property
+    def pace(self) -> float:
+        """Seconds that pass for one of the table's, at least 1.0: others use the machine too."""
+        kind = self._num_rounds[1] > self._num_rounds[0]
+        if self._num_rounds[kind] < _MIN_ROUNDS_OF_PACE:
+            return 1.0
+        return max(1.0, math.exp(self._medians[kind]))
 
     def note(self, took_s: float, expected_s: float, *, is_drafted: bool) -> None:
         """Compare a round with the table.

@@ -18,7 +18,14 @@ import torch
 from dlite_agent.models.kv_pool import PAGE_ROWS, KVCache
 from dlite_agent.models.target import ForwardRows, TargetConfig, TargetModel
 
-__all__ = ["FROZEN_BYTES_PER_S", "MAX_ROWS", "CostTable", "frozen_cost_table", "measure_cost_table"]
+__all__ = [
+    "FROZEN_BYTES_PER_S",
+    "MAX_ROWS",
+    "CostTable",
+    "cost_clock",
+    "frozen_cost_table",
+    "measure_cost_table",
+]
 
 MAX_ROWS = 33
 """Rows of the largest round: the pending token and 32 drafted ones."""
@@ -168,7 +175,7 @@ def measure_cost_table(
     with ExitStack() as scratch:
         try:
             best = _best_times(
-                _probes(target, num_long, scratch), budget_s, clock or _clock(target)
+                _probes(target, num_long, scratch), budget_s, clock or cost_clock(target)
             )
         finally:
             target.rows_computed = rows_before
@@ -237,7 +244,11 @@ def _best_times(
     return best
 
 
-def _clock(target: TargetModel) -> Callable[[], float]:
+def cost_clock(target: TargetModel) -> Callable[[], float]:
+    """The clock that a table is measured with, for whoever compares with it.
+
+    The time of the wall, or of this thread's own work where it is the only one that computes.
+    """
     is_alone = target.device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time if is_alone else time.perf_counter
 

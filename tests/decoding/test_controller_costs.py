@@ -204,3 +204,22 @@ def test_a_source_that_is_dear_to_ask_is_left_alone_where_many_share_a_forward()
         asked.append((good.num_asked - before) / len(turn.lengths))
     assert asked[0] > 0.9
     assert asked[1] < 0.1
+
+
+def test_a_machine_that_others_use_is_no_reason_to_ask_less() -> None:
+    """Rounds and asking take twenty times what they took when they were measured."""
+    text, now = random_text(800), [0.0]
+
+    class Slow(ChancySource):
+        def propose(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            now[0] += 20 * 0.4e-3
+            return super().propose(*args, **kwargs)
+
+    good = Slow(text, lambda position: 0.9, max_block=7, name="good")
+    sources = [Source(ChancySource(text, lambda position: 0.0)), Source(good, asking_s=0.4e-3)]
+    turn = Turn(Controller(sources, FLAT, clock=lambda: now[0]), text)
+    while not turn.is_over:
+        block = turn.propose()
+        now[0] += 20 * FLAT.round_s(1 + len(block.token_ids))
+        turn.verify(block)
+    assert good.num_asked > 0.9 * len(turn.lengths)
