@@ -69,6 +69,11 @@ class TokenHistory:
         """An independent copy."""
         return TokenHistory(self._ids[: self.length])  # type: ignore[arg-type]  # an array is read
 
+    def with_room(self, ahead: int) -> Ids:
+        """All ids, and behind them room for at least `ahead` tokens."""
+        self._room(ahead)
+        return self._ids
+
     def cursor(self, ahead: int) -> CopyCursor:
         """Begin to look behind the last id, and behind up to `ahead` tokens after it.
 

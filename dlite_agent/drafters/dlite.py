@@ -24,6 +24,7 @@ from dlite_agent.drafters.block_head import (
 )
 from dlite_agent.drafters.copy_hint import TokenHistory
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
+from dlite_agent.drafters.native_head import NativeHead
 from dlite_agent.errors import ConfigurationError, DrafterMismatchError
 from dlite_agent.kernels.row_kernels import RowKernels
 from dlite_agent.models.dlite_config import DLiteConfig
@@ -90,7 +91,7 @@ class DLiteDrafter:
             device=target.device,
             kernels=kernels,
         )
-        self.head = _make_head(config, tensors, target, shortlist)
+        self.head, self._native = _make_head(config, tensors, target, shortlist, kernels)
 
     @property
     def block_bytes(self) -> int:
@@ -121,6 +122,10 @@ class DLiteDrafter:
         anchor = self._target.embed(torch.tensor([pending], device=self._target.device))
         states = self._network.block_states(hidden.states, anchor, position)[:count]
         base = self._target.project(states)
+        if self._native is not None:
+            history = TokenHistory([pending]) if state is None else _own(state)
+            drafted = self._native.draft(base, states, history, self._min_chance)
+            return DraftBlock(*drafted, self.name)
         cursor = None if state is None else _own(state).cursor(self.config.block_size)
         token_ids, confidence = self.head.draft(base, states, pending, self._min_chance, cursor)
         return DraftBlock(token_ids, confidence, self.name)
@@ -222,9 +227,10 @@ def _make_head(
     tensors: Mapping[str, Tensor],
     target: TargetModel,
     shortlist: int | None,
-) -> BlockHead:
+    kernels: RowKernels | None,
+) -> tuple[BlockHead, NativeHead | None]:
     if config.head == "none":
-        return BlockHead(None, None, shortlist=shortlist)
+        return BlockHead(None, None, shortlist=shortlist), None
 
     def load(name: str) -> Tensor:
         return tensors[f"head.{name}"].to(target.device, torch.float32)
@@ -248,4 +254,10 @@ def _make_head(
         )
     )
     kept = factor.contiguous() if target.dtype == torch.float64 else factor.to(target.dtype)
-    return BlockHead(kept.contiguous(), cell, shortlist=shortlist)
+    is_native = config.head != "token" and NativeHead.fits(config.vocab_size, config.rank)
+    native = None
+    if kernels is not None and shortlist is None and is_native and target.dtype == torch.float32:
+        embedding = target.embed(torch.arange(config.vocab_size))
+        is_copying = config.head == "copy"
+        native = NativeHead(kernels, load, factor, embedding, is_copying=is_copying)
+    return BlockHead(kept.contiguous(), cell, shortlist=shortlist), native

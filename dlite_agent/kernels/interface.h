@@ -98,4 +98,19 @@ void dlite_attention_half(const layer *l, const forward *f);
 void dlite_ffn_half(const layer *l, const forward *f);
 void dlite_layers(const layer *layers, count n, const forward *f);
 
+/* ---- draft_kernels.c ---- */
+
+#define MAX_RANK 256
+
+typedef struct {
+    const float *factor;      /* [r, V] */
+    const float *token_rows;  /* [V, 2r], gates halved, as all rows of 2r */
+    const float *state_proj;  /* [r, 2r] */
+    const float *copy_rows;   /* [V, 2r]; null: hints are not looked for */
+    const float *length_rows; /* [9, 2r] */
+    const float *copy_gain;   /* [r] */
+    const float *copy_bias;   /* [9] */
+    count vocabulary, rank;   /* V is a whole number of 16 */
+} draft_head;
+
 #endif

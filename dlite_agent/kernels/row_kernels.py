@@ -104,6 +104,16 @@ class RowKernels:
         self.attention_half = library.dlite_attention_half
         self.ffn_half = library.dlite_ffn_half
         self.attention_half.argtypes = self.ffn_half.argtypes = [_pointer, _pointer]
+        self.draft = library.dlite_draft
+        self.draft.argtypes = [
+            *[_pointer] * 3,
+            _count,
+            _pointer,
+            _count,
+            ctypes.c_float,
+            *[_pointer] * 2,
+        ]
+        self.draft.restype = _count
         self.layers = library.dlite_tapped_layers
         self.layers.argtypes = [_pointer, _count, _pointer, ctypes.c_char_p, _pointer, _count]
         for function in (
