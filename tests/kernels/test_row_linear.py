@@ -102,6 +102,19 @@ def test_wide_results_are_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(linear(x), exact(parts, x).float(), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("outlier", [1.0, 1000.0])
+def test_int8_loses_less_of_activations_than_bfloat16_did(outlier: float) -> None:
+    """Two digits of the row's largest element, against rounding each element to bfloat16."""
+    parts = parts_of(torch.int8, 96, 1536)._replace(bias=None)
+    x = random(16, 1536, seed=3)
+    x[:, 7] *= outlier
+    rounded = x.to(torch.bfloat16)
+    got = RowLinear(row_kernels(), parts, LargePageMemory(), is_wide=True)(rounded)
+    lost = (got - exact(parts, rounded)).square().mean()
+    lost_before = (exact(parts, rounded) - exact(parts, x)).square().mean()
+    assert float(lost) < 0.25 * float(lost_before)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rows_of_the_weight_come_back_exactly(dtype: torch.dtype) -> None:
     parts, ids = parts_of(dtype, 70, 96), torch.tensor([69, 0, 16, 31, 33, 0])
