@@ -63,7 +63,7 @@ def draft(drafter: Drafter, target: DenseTransformer) -> DraftBlock:
     session = Session(target, drafter, session_id="one")
     session.sync(PROMPT)
     sampler = Sampler(GREEDY, KeyedNoise.derive(1, 0, PROMPT))
-    list(session.decode(sampler, StopRules(frozenset(), 4)))
+    list(session.decode(sampler, StopRules(frozenset(), 2)))
     state = session._state
     assert state.pending is not None
     drafted = drafter.propose(

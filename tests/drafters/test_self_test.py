@@ -52,7 +52,7 @@ def trained(target: DenseTransformer) -> tuple[BlockConfig, dict[str, Tensor]]:
     masks[:, 0] = ids[anchors]
     wanted = torch.stack([ids[anchors + 1 + slot] for slot in range(3)], dim=1)
     optimizer = torch.optim.Adam(weights.values(), lr=1e-2)
-    for _ in range(50):
+    for _ in range(40):
         network = BlockNetwork(
             config, weights.__getitem__, dtype=torch.float32, device=target.device,
             linear=LearningLinear,

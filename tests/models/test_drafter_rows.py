@@ -15,7 +15,7 @@ def rows_of(first: int, count: int) -> torch.Tensor:
     return torch.cat([at, 10 * at])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.integers(0, 6),
     st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30), st.booleans()), max_size=8),
