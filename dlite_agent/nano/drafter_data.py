@@ -89,7 +89,13 @@ def world_transcripts(tokenizer: Tokenizer, seed: int, split: Split) -> Iterator
 
 
 def capture_world(
-    target: TargetModel, tokenizer: Tokenizer, work: Path, *, num_records: int, seed: int
+    target: TargetModel,
+    tokenizer: Tokenizer,
+    work: Path,
+    taps: tuple[int, ...],
+    *,
+    num_records: int,
+    seed: int,
 ) -> Records:
     """Capture records of the train split into shards, or go on with those that are there.
 
@@ -97,11 +103,11 @@ def capture_world(
         target: nano.
         tokenizer: Its tokenizer.
         work: Folder of the shards; made if missing.
+        taps: Layers to keep.
         num_records: How many, at least.
         seed: Of the conversations; shard i has a seed of its own.
     """
     work.mkdir(parents=True, exist_ok=True)
-    taps = tuple(range(target.config.num_layers))
     shards: list[Records] = []
     began = time.perf_counter()
     num_done, num_new = 0, 0

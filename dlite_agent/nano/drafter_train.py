@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from dlite_agent.models.dlite_config import DLiteConfig
+from dlite_agent.models.dlite_config import DLiteConfig, even_taps
 from dlite_agent.models.dlite_files import write_dlite
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
@@ -46,6 +46,7 @@ class DrafterRecipe:
         steps: Optimizer steps.
         batch_size: Records of a step.
         learning_rate: Peak.
+        num_taps: Layers of the target that are read.
         num_layers: Of the backbone.
         intermediate_size: Width of its SwiGLU.
         rank: Of the sequential head.
@@ -55,11 +56,12 @@ class DrafterRecipe:
     """
 
     num_records: int = 960_000
-    steps: int = 3_000
+    steps: int = 2_400
     batch_size: int = 512
     learning_rate: float = 2e-3
+    num_taps: int = 4
     num_layers: int = 1
-    intermediate_size: int = 640
+    intermediate_size: int = 256
     rank: int = 64
     head: str = "copy"
     seed: int = 1
@@ -93,14 +95,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     # taps are kept in bfloat16 anyway; of 11,000 best tokens none was another than in float32
     with load_target(options.model, dtype="bfloat16", max_kv_bytes=_KV_BYTES) as target:
+        taps = even_taps(target.config.num_layers, recipe.num_taps)
         records = capture_world(
-            target, tokenizer, options.work, num_records=recipe.num_records, seed=recipe.seed
+            target, tokenizer, options.work, taps, num_records=recipe.num_records, seed=recipe.seed
         )
     with load_target(options.model, dtype="float32", max_kv_bytes=_KV_BYTES) as target:
         config = DLiteConfig.for_target(
             target.config,
             fingerprint(folder),
-            num_taps=target.config.num_layers,
+            taps=taps,
             num_layers=recipe.num_layers,
             intermediate_size=recipe.intermediate_size,
             rank=recipe.rank,
