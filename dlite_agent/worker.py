@@ -173,7 +173,7 @@ class Worker:
             while self._admit(service):
                 if service.num_turns:
                     service.step()
-                else:
+                elif service.is_idle_work_left:
                     service.idle_step()
         finally:
             with self._changed:
