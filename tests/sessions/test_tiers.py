@@ -19,7 +19,7 @@ from dlite_agent.errors import CheckpointError
 from dlite_agent.models.kv_pool import PAGE_ROWS
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sessions import disk_tier, segments
-from dlite_agent.sessions.disk_journal import journal_text
+from dlite_agent.sessions.disk_journal import journal_path, journal_text
 from dlite_agent.sessions.disk_tier import DiskTier
 from dlite_agent.sessions.host_tier import HostTier
 from dlite_agent.sessions.journal import Journal, JournalRecord
@@ -316,6 +316,61 @@ def test_a_manifest_that_is_damaged_meanwhile_starts_cold(
         assert len(tiers.kept()) == 1
 
 
+def test_kv_that_the_model_does_not_compute_starts_cold(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier(tmp_path, target, 2**30)
+    session = Session(target, NullDrafter(), session_id="a")
+    session.sync(IDS[:64])
+    for rows in session.kv.spans(0):
+        rows.keys.add_(1.0)
+    tier.save(session)
+    session.close()
+    tier.close()
+    with caplog.at_level(logging.WARNING), disk_tiers(tmp_path, target) as (store, tiers):
+        assert turn(store, tiers, IDS)[1] == 0
+        assert "this model computes other KV" in caplog.text
+        assert "a" not in {kept.session_id for _, kept in tiers.kept()}
+
+
+def test_a_session_that_has_no_room_now_is_not_fetched(
+    target: DenseTransformer, tmp_path: Path
+) -> None:
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        turn(store, tiers, IDS)
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        running = [store.acquire_new([seed] * 250) for seed in range(4)]  # all of the budget
+        for session in running:
+            session.sync([1] * 250)
+        request = make_request([*IDS, 1])
+        assert run_alone(target, tiers.restore_steps(request, None, lambda: False)) is None
+        assert len(store) == 4
+        running.pop().close()
+        # Another turn takes the page between the claim and the fetch.
+        with target.new_cache() as kv, target.new_cache() as other:
+            kv.reserve(PAGE_ROWS)
+            other.reserve(1)
+            store._budget.max_bytes = target.pool.max_bytes + PAGE_ROWS * ROW_BYTES
+            assert run_alone(target, tiers.restore_steps(request, None, lambda: False)) is None
+        assert len(store) == 4
+
+
+def test_what_cannot_be_read_is_left_out_with_a_warning(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with disk_tiers(tmp_path, target) as (_, tiers):
+        assert tiers.disk is not None
+        folder = tiers.disk.folder
+    (folder / "session").mkdir()
+    (folder / "session" / MANIFEST).mkdir()
+    with caplog.at_level(logging.WARNING), disk_tiers(tmp_path, target) as (store, tiers):
+        journal_path(folder, "").mkdir()
+        tiers.attach("", Journal(), "qwen")
+        assert turn(store, tiers, IDS)[1] == 0
+    assert "a saved session cannot be read" in caplog.text
+    assert "is not used" in caplog.text
+
+
 def test_speeds_decide_between_fetching_and_computing(
     target: DenseTransformer, tmp_path: Path
 ) -> None:
@@ -387,7 +442,7 @@ def test_a_damaged_line_of_a_journal_is_left_out(
     tier.close()
     whole = path.read_bytes()
     assert whole == journal_text(journal, "qwen")
-    for place in range(0, len(whole), 37):
+    for place in range(0, len(whole), 71):
         flipped = bytearray(whole)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
