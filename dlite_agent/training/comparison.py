@@ -90,7 +90,8 @@ def contestants(
     Raises:
         ConfigurationError: No DSpark is as small as the DLite drafter.
     """
-    spark = equal_dspark(config, target, recipe.compare.num_taps)
+    mask = int(ends.embedding.norm(dim=1).argmin())  # a row that no token uses, where there is one
+    spark = replace(equal_dspark(config, target, recipe.compare.num_taps), mask_token_id=mask)
     device = find_devices(recipe.align.device).device
     state_bytes = 2 * 2 * spark.num_layers * spark.num_kv_heads * spark.head_dim
 
