@@ -81,8 +81,12 @@ def figures_of(rows: Iterable[Row]) -> list[dict[str, Value]]:
         return names.index(drafter), history == "long", _SESSIONS.index(session)
 
     return [
-        {"drafter": group[0], "history": group[1], "session": group[2]}
-        | _group_figures(groups[group], plain_ms)
+        {
+            "drafter": group[0],
+            "history": group[1],
+            "session": group[2],
+            **_group_figures(groups[group], plain_ms),
+        }
         for group in sorted(groups, key=place)
     ]
 
@@ -99,8 +103,12 @@ def acceptance_json(result: BenchResult) -> dict[str, object]:
         for row in result.rows
     ]
     told = dict(result.conditions)
-    about = {"about": result.about, "conditions": told}
-    return {"model": told.get("model"), "drafters": drafters} | about
+    return {
+        "model": told.get("model"),
+        "drafters": drafters,
+        "about": result.about,
+        "conditions": told,
+    }
 
 
 @dataclass(slots=True)
@@ -138,7 +146,9 @@ class _Sums:
                 total[slot] += count
 
 
-def _group_figures(rows: Sequence[Row], plain_ms: Mapping[object, float]) -> dict[str, Value]:
+def _group_figures(
+    rows: Sequence[Row], plain_ms: Mapping[tuple[object, object], float]
+) -> dict[str, Value]:
     by_conversation: dict[str, _Sums] = {}
     total = _Sums()
     for row in rows:
