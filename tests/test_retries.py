@@ -29,18 +29,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_positions=4096)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
+    """One service for the same options; each test has a task of its own."""
+    services: dict[str, ModelService] = {}
 
     def loader(**options: Any) -> ModelService:
+        if (known := services.get(str(options))) is not None:
+            return known
+        name = str(options)
         options = {"dtype": "float64", "drafter": "null", "prefill_chunk": CHUNK} | options
         config = EngineConfig(model=str(folder), max_kv_bytes=32 * 2**20, idle=False, **options)
-        services.append(load_service(config, lambda *_: None))
-        return services[-1]
+        services[name] = load_service(config, lambda *_: None)
+        return services[name]
 
     yield loader
-    for service in services:
+    for service in services.values():
         service.close()
 
 
@@ -87,7 +91,8 @@ def test_a_client_that_gives_up_early_gets_its_answer_after_the_time_of_one_pref
     load: Load,
 ) -> None:
     service = load()
-    request = long_request()
+    request = long_request("give up")
+    before = service.model.target.rows_computed
     attempts = 0
     num_steps = 0
     while True:
@@ -103,7 +108,7 @@ def test_a_client_that_gives_up_early_gets_its_answer_after_the_time_of_one_pref
     finish(service, reader)
     assert reader.generation is not None
     stats = reader.generation.stats
-    computed = service.model.target.rows_computed - (stats.completion_tokens - 1)
+    computed = service.model.target.rows_computed - before - (stats.completion_tokens - 1)
     assert computed <= stats.prompt_tokens + attempts, "a row or none again at each attempt"
     assert num_steps == NUM_CHUNKS
     assert stats.prefilled_tokens <= 2 * CHUNK
@@ -111,22 +116,23 @@ def test_a_client_that_gives_up_early_gets_its_answer_after_the_time_of_one_pref
 
 def test_a_retry_beside_the_first_attempt_computes_nothing_again(load: Load) -> None:
     service = load()
-    first = add(service, long_request())
+    before = service.model.target.rows_computed
+    first = add(service, long_request("overlap"))
     for _ in range(4):
         service.step()
-    retry = add(service, long_request())
+    retry = add(service, long_request("overlap"))
     service.step()
     first.is_cancelled = True
     finish(service, first, retry)
     assert retry.generation is not None
     stats = retry.generation.stats
-    computed = service.model.target.rows_computed - (stats.completion_tokens - 1)
+    computed = service.model.target.rows_computed - before - (stats.completion_tokens - 1)
     assert computed <= stats.prompt_tokens + 2
 
 
 def test_another_request_of_the_same_thread_leaves_what_a_retry_needs(load: Load) -> None:
     service = load()
-    request = long_request(session_hint="thread")
+    request = long_request("a title", session_hint="thread")
     reader = add(service, request)
     for _ in range(NUM_CHUNKS // 2):
         service.step()

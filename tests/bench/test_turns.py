@@ -48,7 +48,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]
     options = TurnsOptions(
         transcripts=folder,
         clients=("append-only", "json-rewritten", "timestamp"),
-        modes=("as_generated", "auto", "plain", "none"),
+        modes=("as_generated", "auto", "plain"),
         split_rate=0.5,
     )
     config = EngineConfig(model=str(model), max_kv_bytes=32 * 2**20)
@@ -71,7 +71,6 @@ def test_what_was_generated_costs_what_is_new_whatever_the_client_rewrites(
 
 def test_baselines_and_changed_heads_cost_more(runs: dict[tuple[str, str], Any]) -> None:
     assert runs["append-only", "plain"]["amplification"] > 1.0
-    assert runs["append-only", "none"]["amplification"] > 3.0
     head = runs["timestamp", "as_generated"]
     assert head["amplification"] > 3.0
     assert {turn["miss"] for turn in head["turns"][1:]} == {"timestamp"}
