@@ -196,7 +196,9 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         target=target,
         drafter_reason=explain_drafter(config.drafter, target.config, folder),
         tokenizer=tokenizer,
-        grammars=TurnGrammars(tokenizer, target.config.vocab_size, turn_ends),
+        grammars=TurnGrammars(
+            tokenizer, target.config.vocab_size, turn_ends, renderer.traits.calls
+        ),
         renderer=renderer,
         tenants=TenantMemories(renderer, secret, prepare=prepare),
         sessions=sessions,

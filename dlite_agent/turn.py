@@ -14,6 +14,7 @@ import torch
 from dlite_agent.admission import AdmittedRequest, admit
 from dlite_agent.backend import ChatRequest
 from dlite_agent.batch_share import BatchShare
+from dlite_agent.chat.call_xml import XmlCalls
 from dlite_agent.chat.message_keys import turn_forms
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StopCut, StreamParser
 from dlite_agent.decoding.loop import Round
@@ -127,10 +128,12 @@ class _Turn:
         record.times.prefilled_s = time.perf_counter()
         prefill_s = record.times.prefilled_s - record.times.acquired_s
         model.tiers.note_prefill(record.report.prefilled, prefill_s)
+        is_xml = model.renderer.traits.calls == "xml"
         parser = StreamParser(
             model.tokenizer,
             starts_in="reasoning" if prompt.starts_in_reasoning else "text",
             stops=record.admitted.stops,
+            xml=XmlCalls(record.admitted.request.tools) if is_xml else None,
         )
         finish: EndReason = "cancelled"
         last = GenerationChunk()

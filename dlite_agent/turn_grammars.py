@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.grammar import CallForm, TurnForm, turn_grammar
-from dlite_agent.chat.regions import CALL, THINK_END
+from dlite_agent.chat.grammar import TurnForm, turn_grammar
+from dlite_agent.chat.markers import CALL, THINK_END
 from dlite_agent.chat.renderer import RenderedPrompt
+from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
 from dlite_agent.tokenizer import CheckpointTokenizer
 

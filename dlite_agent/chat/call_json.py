@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+from dlite_agent.chat.markers import CALL, CALL_END
 from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolCall, UnparsedToolCall, is_too_deep
 
-__all__ = ["CallScanner"]
+__all__ = ["CallScanner", "arguments_from_json", "quoted"]
 
 _WHITESPACE = " \t\n\r"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -32,15 +33,17 @@ class CallScanner:
         error: Why this is no call, as soon as that is certain before the end.
         in_string: Whether the next character continues a JSON string.
         is_complete: Whether the object has ended.
-        was_repaired: Whether a raw control character was escaped.
+        rest: Text of further calls after `close`: none.
     """
+
+    rest = ""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self.error: str | None = None
         self.in_string = False
         self.is_complete = False
-        self.was_repaired = False
+        self._was_repaired = False
         self._raw: list[str] = []
         self._step: Callable[[str], None] = self._before_object
         self._key = ""
@@ -51,9 +54,35 @@ class CallScanner:
         self._num_taken = 0
 
     @property
-    def at_line_start(self) -> bool:
-        """Whether the last character was a newline, which a JSON string cannot hold."""
+    def text(self) -> str:
+        """Everything that was read."""
+        return "".join(self._raw)
+
+    @property
+    def notes(self) -> list[str]:
+        """Repairs, for a person."""
+        if not self._was_repaired:
+            return []
+        return [f"raw control characters in the call {self.name!r} were escaped"]
+
+    @property
+    def expected_markers(self) -> tuple[str, ...]:
+        """Markers that would mean something now, if they are spelled out."""
+        if not self.in_string:
+            return (CALL_END, CALL)
+        return (CALL_END,) if self._at_line_start else ()
+
+    def takes(self, marker: str) -> bool:
+        """Whether a marker is text of a string here; no string goes on behind a raw newline."""
+        return self.in_string and not (marker == CALL_END and self._at_line_start)
+
+    @property
+    def _at_line_start(self) -> bool:
         return bool(self._raw) and self._raw[-1] == "\n"
+
+    def begins_another(self, char: str) -> bool:
+        """Whether another call begins, in the same region."""
+        return char == "{" and self.is_complete and self.error is None
 
     def feed(self, char: str) -> None:
         """Read one character."""
@@ -89,9 +118,7 @@ class CallScanner:
             raw_arguments = "".join(self._arguments or [])
             try:
                 _loads(text)
-                arguments = _loads(raw_arguments)
-                _check_encodable(arguments)
-                _check_depth(arguments)
+                arguments = arguments_from_json(raw_arguments)
             except (ValueError, RecursionError) as problem:
                 error = f"not JSON: {problem}"
             else:
@@ -184,7 +211,7 @@ class CallScanner:
 
     def _string_char(self, char: str) -> None:
         if char < " " and not self._is_escaped:
-            self.was_repaired = True
+            self._was_repaired = True
             self._span.append(_ESCAPES.get(char) or f"\\u{ord(char):04x}")
             return
         self._span.append(char)
@@ -241,6 +268,24 @@ class CallScanner:
         if self.error is None:
             self.error = error
         self.in_string = False
+
+
+def arguments_from_json(text: str) -> JSON:
+    """The value of a call's arguments.
+
+    Raises:
+        ValueError: It is no JSON, or no file or template could hold it.
+        RecursionError: It is nested too deep to be read.
+    """
+    arguments = _loads(text)
+    _check_encodable(arguments)
+    _check_depth(arguments)
+    return arguments
+
+
+def quoted(text: str) -> str:
+    """Text as a JSON string, its characters as they are."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _loads(text: str) -> JSON:

@@ -19,14 +19,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dlite_agent.chat.call_values import choices, is_text, resolved
+from dlite_agent.chat.markers import CALL, CALL_END, THINK, THINK_END
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
-from dlite_agent.chat.regions import CALL, CALL_END, THINK, THINK_END
+from dlite_agent.chat.template import CallForm
 
-__all__ = ["CallForm", "TurnForm", "turn_grammar"]
+__all__ = ["TurnForm", "turn_grammar"]
 
-CallForm = Literal["json", "xml"]
-
+_LINE = "\n"
+_VALUE_END = "\n</parameter>\n"
 _SPACING: dict[str, JSON] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -148,30 +150,31 @@ class _Writer:
     def _xml_call(self, rule: str, tool: ToolSpec, schema: Mapping[str, JSON]) -> None:
         properties = schema.get("properties")
         required = schema.get("required")
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         parts = [_literal(f"<function={tool.name}>\n")]
         for number, (key, value) in enumerate(_mapping(properties).items()):
             name = f"{rule}_{number}"
             is_required = isinstance(required, list) and key in required
-            self._xml_parameter(name, key, {**_mapping(value), **definitions}, bool(tool.strict))
+            body = self._xml_value(name, resolved(value, schema), schema, is_strict=tool.strict)
+            self._rules.append(f"{name}: {_literal(f'<parameter={key}>' + _LINE)} {body}")
             parts.append(name if is_required else f"{name}?")
         parts.append(_literal("</function>"))
         self._rules.append(f"{rule}: {' '.join(parts)}")
 
-    def _xml_parameter(
-        self, rule: str, key: str, schema: Mapping[str, JSON], is_strict: bool
-    ) -> None:
-        head, tail = _literal(f"<parameter={key}>\n"), "\n</parameter>\n"
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(choices, list) and all(isinstance(choice, str) for choice in choices):
-            values = " | ".join(_literal(str(choice)) for choice in choices)
-            self._rules.append(f"{rule}: {head} ({values}) {_literal(tail)}")
-        elif schema.get("type") == "string" or not schema.keys() - {"description", "title"}:
-            self._rules.append(f"{rule}: {head} {rule}_text")
-            self._rules.append(rf"{rule}_text[suffix={_literal(tail)}]: /(.|\n)*/")
-        else:
-            value = self.json(schema, is_strict=is_strict)
-            self._rules.append(f"{rule}: {head} {value} {_literal(tail)}")
+    def _xml_value(
+        self, rule: str, schema: Mapping[str, JSON], root: Mapping[str, JSON], *, is_strict: bool
+    ) -> str:
+        """A value and its closing tag, as `call_values.value_from_text` reads it."""
+        known = choices(schema)
+        if known is not None:
+            return f"({' | '.join(_literal(text) for text, _ in known)}) {_literal(_VALUE_END)}"
+        if is_text(schema, root):
+            low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+            count = "*" if (low, high) == (0, "") else f"{{{low},{high}}}"
+            self._rules.append(rf"{rule}_text[suffix={_literal(_VALUE_END)}]: /(.|\n){count}/")
+            return f"{rule}_text"
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        value = self.json({**schema, **definitions}, is_strict=is_strict)
+        return f"{value} {_literal(_VALUE_END)}"
 
     def _thought(self) -> str:
         form = self._form

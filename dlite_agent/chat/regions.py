@@ -5,59 +5,28 @@ Layout newlines, which the chat template writes itself, are dropped here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Literal
 
+from dlite_agent.chat.call_delta import OpenCall
 from dlite_agent.chat.call_json import CallScanner
+from dlite_agent.chat.call_xml import XmlCalls, XmlCallScanner
+from dlite_agent.chat.delta_merge import merge_deltas
+from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION, THINK, THINK_END
 from dlite_agent.chat.messages import (
     Delta,
     Message,
     ReasoningDelta,
     TextDelta,
     ToolCall,
-    ToolCallDelta,
     UnparsedToolCall,
 )
 from dlite_agent.chat.stop_strings import StopStrings, Stretch
 
-__all__ = [
-    "CALL",
-    "CALL_END",
-    "THINK",
-    "THINK_END",
-    "EndReason",
-    "Region",
-    "TurnRegions",
-    "merge_deltas",
-]
+__all__ = ["EndReason", "Region", "TurnRegions"]
 
 EndReason = Literal["stop", "length", "cancelled"]
 Region = Literal["text", "reasoning", "call"]
-
-THINK, THINK_END, CALL, CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
-
-
-def merge_deltas(deltas: Iterable[Delta]) -> list[Delta]:
-    """Join neighbours of one kind (and one call): streams are equal when these are."""
-    merged: list[Delta] = []
-    for delta in deltas:
-        last = merged[-1] if merged else None
-        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + delta.text)
-        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            merged[-1] = ReasoningDelta(last.text + delta.text)
-        elif (
-            isinstance(delta, ToolCallDelta)
-            and isinstance(last, ToolCallDelta)
-            and delta.name is None
-            and delta.index == last.index
-        ):
-            merged[-1] = ToolCallDelta(
-                last.index, last.arguments + delta.arguments, last.id, last.name
-            )
-        else:
-            merged.append(delta)
-    return merged
 
 
 class TurnRegions:
@@ -69,6 +38,7 @@ class TurnRegions:
         first_index: Index of the first call.
         stops: What ends the content. Line breaks that the template writes around thoughts and calls
             are no content, and a match lies inside one stretch of it.
+        xml: Reads calls in the XML form; None: calls are JSON.
 
     Attributes:
         region: Where the turn is now.
@@ -84,8 +54,10 @@ class TurnRegions:
         new_call_id: Callable[[], str],
         first_index: int = 0,
         stops: StopStrings | None = None,
+        xml: XmlCalls | None = None,
     ) -> None:
         self.region: Region = region
+        self._xml = xml
         self._stops = stops
         self.stretch = self._new_stretch()
         self.calls: list[ToolCall] = []
@@ -98,9 +70,10 @@ class TurnRegions:
         self._has_thought = region == "reasoning"
         self._held_newlines = ""
         self._is_after_call = False
-        self._scanner = CallScanner()
-        self._call_id = ""
-        self._is_announced = False
+        self._call = OpenCall(self._new_scanner(), "")
+        self._is_bare = False  # a call without <tool_call>, held back until it is one
+        self._after_bare = False
+        self._at_line_start = True
         self._num_announced = first_index
         self._calls_in_thought: TurnRegions | None = None
 
@@ -119,10 +92,10 @@ class TurnRegions:
         if self.region == "reasoning":
             return (THINK_END, CALL, CALL_END)
         if self.region == "text":
-            return (CALL,) if self._content else (CALL, THINK)
-        if not self._scanner.in_string:
-            return (CALL_END, CALL)
-        return (CALL_END,) if self._scanner.at_line_start else ()
+            bare = (FUNCTION,) if self._xml is not None and self._at_line_start else ()
+            end = (CALL_END,) if self._after_bare else ()
+            return (*bare, *end, CALL) if self._content else (*bare, *end, CALL, THINK)
+        return (CALL,) if self._is_bare else self._scanner.expected_markers
 
     def text(self, text: str) -> None:
         """Read decoded text that holds no marker."""
@@ -130,6 +103,8 @@ class TurnRegions:
             return
         if self.region == "text":
             self._read_content(text)
+            self._at_line_start = text.endswith("\n")
+            self._after_bare = self._after_bare and not text.strip("\n")
         elif self.region == "reasoning":
             self._add_reasoning(text)
             inner = self._calls_in_thought
@@ -158,6 +133,8 @@ class TurnRegions:
     def finish(self, reason: EndReason) -> None:
         """End the turn: close what is open."""
         self._end_stretch()
+        if self._is_bare:
+            self._release_bare_call()
         if self.region == "call":
             cut = (
                 None
@@ -214,8 +191,14 @@ class TurnRegions:
             self._deltas.append(TextDelta(text))
 
     def _marker_in_text(self, marker: str) -> None:
-        if marker in (CALL, THINK):
+        if marker in (CALL, THINK, FUNCTION):
             self._end_stretch()
+        if marker == FUNCTION:
+            self._open_bare_call()
+            return
+        if marker == CALL_END and self._after_bare:
+            self._after_bare = False
+            return
         if marker == CALL:
             self._held_newlines = ""
             self._open_call()
@@ -244,8 +227,7 @@ class TurnRegions:
         if marker == THINK_END:
             self._held_newlines = ""
             self._calls_in_thought = None
-            self.region = "text"
-            self.stretch = self._new_stretch()
+            self._to_text()
             return
         if marker == THINK and not self._reasoning:
             return  # the model repeats what the prompt already opened
@@ -254,7 +236,7 @@ class TurnRegions:
         if inner is not None:
             inner.marker(marker)
         if marker == CALL and (inner is None or inner.is_spoilt):
-            inner = TurnRegions("text", self._new_call_id, self._num_announced)
+            inner = TurnRegions("text", self._new_call_id, self._num_announced, xml=self._xml)
             inner.marker(marker)
         self._calls_in_thought = inner
 
@@ -276,56 +258,91 @@ class TurnRegions:
 
     # Calls.
 
+    @property
+    def _scanner(self) -> CallScanner | XmlCallScanner:
+        return self._call.scanner
+
+    def _new_scanner(self) -> CallScanner | XmlCallScanner:
+        return CallScanner() if self._xml is None else self._xml.scanner()
+
     def _open_call(self) -> None:
         self.region = "call"
-        self._scanner = CallScanner()
-        self._call_id = self._new_call_id()
-        self._is_announced = False
+        self._call = OpenCall(self._new_scanner(), self._new_call_id())
 
     def _add_call_text(self, text: str) -> None:
         for char in text:
-            if char == "{" and self._scanner.is_complete and self._scanner.error is None:
-                self._close_call()  # one more call in the same region
+            if self._scanner.begins_another(char):
+                self._close_call()
                 self._open_call()
             self._scanner.feed(char)
-        self._emit_call()
+            if self._is_bare and char in ">\n":
+                self._look_at_bare_call()
+        if self.region == "call" and not self._is_bare:
+            self._emit_call()
 
     def _emit_call(self) -> None:
-        scanner = self._scanner
-        if scanner.name is None:
-            return
-        arguments = scanner.take_arguments()
-        if not self._is_announced:
-            self._is_announced = True
-            self._num_announced += 1
-            self._deltas.append(
-                ToolCallDelta(self._num_announced - 1, arguments, self._call_id, scanner.name)
-            )
-        elif arguments:
-            self._deltas.append(ToolCallDelta(self._num_announced - 1, arguments))
+        delta = self._call.delta(self._num_announced)
+        if delta is not None:
+            self._deltas.append(delta)
+            self._num_announced = max(self._num_announced, delta.index + 1)
 
     def _close_call(self, cut: str | None = None) -> None:
+        result = self._scanner.close(self._call.call_id, cut)
         self._emit_call()
-        result = self._scanner.close(self._call_id, cut)
         if isinstance(result, ToolCall):
             self.calls.append(result)
-            if self._scanner.was_repaired:
-                self.notes.append(
-                    f"raw control characters in the call {result.name!r} were escaped"
-                )
+            self.notes += self._scanner.notes
         else:
             self.unparsed.append(result)
-        self.region = "text"
-        self.stretch = self._new_stretch()
+        rest = self._scanner.rest
+        if rest.strip():
+            self._open_call()
+            for char in rest:
+                self._scanner.feed(char)
+            self._close_call(cut)
+        self._to_text()
         self._is_after_call = True
 
+    def _to_text(self) -> None:
+        self.region = "text"
+        self.stretch = self._new_stretch()
+        self._at_line_start = True
+        self._is_bare = False
+
     def _marker_in_call(self, marker: str) -> None:
-        if self._scanner.in_string and not (marker == CALL_END and self._scanner.at_line_start):
+        is_end = marker in (CALL, CALL_END)
+        if self._is_bare and marker == CALL:
+            self._release_bare_call()
+            self.marker(marker)
+            return
+        if not is_end or self._is_bare or self._scanner.takes(marker):
             self.text(marker)
-        elif marker == CALL_END:
-            self._close_call()
-        elif marker == CALL:
-            self._close_call()
+            return
+        self._close_call()
+        if marker == CALL:
             self._open_call()
-        else:
-            self.text(marker)
+
+    # Calls in the XML form without <tool_call> around them.
+
+    def _open_bare_call(self) -> None:
+        held = self._held_newlines
+        self._open_call()
+        self._is_bare = True
+        self._held_newlines = held
+        self._add_call_text(FUNCTION)
+
+    def _look_at_bare_call(self) -> None:
+        """Use the call once it is whole; what names no tool is text."""
+        text, xml = self._scanner.text, self._xml
+        if xml is None or not xml.has(self._scanner.name):
+            self._release_bare_call()
+        elif text.endswith("</function>") and xml.is_call(text):
+            self._held_newlines = ""
+            self._is_bare = False
+            self._close_call()
+            self._after_bare = True
+
+    def _release_bare_call(self) -> None:
+        text = self._scanner.text
+        self._to_text()
+        self.text(text)

@@ -1,4 +1,4 @@
-"""Token ids to typed deltas: text, reasoning and hermes tool calls, the same for every split.
+"""Token ids to typed deltas: text, reasoning and tool calls, the same for every split.
 
 Where the vocabulary has a marker as a control token, only that id opens or closes a region, and the
 same characters spelled out are text. Where it has not, the characters count, and at most a marker's
@@ -15,6 +15,9 @@ What is decided here, where models differ:
 - Inside a JSON string `</tool_call>` is text, unless it follows a raw newline, which no JSON string
   can hold.
 - `<think>` as an id opens a thought anywhere in the answer, spelled out only before the first text.
+- In the XML form (`chat.call_xml`), `<tool_call>` and `</tool_call>` inside a value are text, and
+  `<function=NAME>` at the start of a line, where NAME is a tool of the request, opens a call
+  without `<tool_call>`: it is held back until it is whole, and is text where it never is.
 - Other control tokens: `<|...|>` is silent, the rest is text.
 - Stop strings end the content. Thoughts and calls are not searched: a phrase that the model thinks
   of, or writes into a file, ends nothing. The content ends before the string.
@@ -28,17 +31,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from dlite_agent.chat.call_xml import XmlCalls
+from dlite_agent.chat.delta_merge import merge_deltas
+from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION, THINK, THINK_END
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
-from dlite_agent.chat.regions import (
-    CALL,
-    CALL_END,
-    THINK,
-    THINK_END,
-    EndReason,
-    Region,
-    TurnRegions,
-    merge_deltas,
-)
+from dlite_agent.chat.regions import EndReason, Region, TurnRegions
 from dlite_agent.chat.stop_strings import StopStrings
 
 __all__ = [
@@ -114,6 +111,7 @@ class StreamParser:
         starts_in: `reasoning` if the rendered prompt ends inside an open thought.
         new_call_id: Makes the id of the next call; the default is random.
         stops: What ends the content; None for nothing.
+        xml: Reads calls in the XML form; None: calls are JSON.
     """
 
     def __init__(
@@ -123,15 +121,17 @@ class StreamParser:
         starts_in: Literal["text", "reasoning"] = "text",
         new_call_id: Callable[[], str] | None = None,
         stops: StopStrings | None = None,
+        xml: XmlCalls | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
+        markers = _MARKERS if xml is None else (*_MARKERS, FUNCTION)
         self._spelled = tuple(
-            marker for marker in _MARKERS if marker not in vocabulary.control_tokens
+            marker for marker in markers if marker not in vocabulary.control_tokens
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # beginning of a spelled-out marker
-        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id, stops=stops)
+        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id, stops=stops, xml=xml)
         self._num_reasoning_tokens = 0
         self._num_tokens = 0
         self._mark()

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Protocol
+from typing import Literal, Protocol
 
+from dlite_agent.chat.markers import FUNCTION, THINK, THINK_END
 from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec
 from dlite_agent.errors import RequestError
 
 __all__ = [
+    "CallForm",
     "TemplateTraits",
     "Tokenizer",
     "number_messages",
@@ -22,7 +24,9 @@ __all__ = [
     "thought_closing",
 ]
 
-_THINK_START, _THINK_END = "<think>", "</think>"
+CallForm = Literal["json", "xml"]
+"""How calls are written: hermes JSON (Qwen3), or tags around each parameter (Qwen3-Coder)."""
+
 _PROBE = "\U000f0000"  # private use: in no template
 
 
@@ -76,6 +80,7 @@ class TemplateTraits:
         arguments_as_text: Whether calls must carry their arguments as JSON text.
         arguments_as_mapping: Whether they must be a mapping.
         single_system: Whether a system message may stand at the start only.
+        calls: How it writes calls.
     """
 
     header: str = ""
@@ -85,6 +90,7 @@ class TemplateTraits:
     arguments_as_text: bool = False
     arguments_as_mapping: bool = False
     single_system: bool = False
+    calls: CallForm = "json"
 
 
 def number_messages(
@@ -166,6 +172,7 @@ def probe_template(tokenizer: Tokenizer) -> TemplateTraits:
         arguments_as_mapping=as_text is None,
         single_system=_try_render(tokenizer, [*two_systems, Message("user", "d")]) is None
         and _try_render(tokenizer, [*two_systems[:2]]) is not None,
+        calls="xml" if FUNCTION + "f>" in (as_mapping or as_text or "") else "json",
     )
 
 
@@ -174,18 +181,18 @@ def thought_closing(tokenizer: Tokenizer) -> tuple[int, ...] | None:
 
     None where the vocabulary has no such token. Renders a small conversation.
     """
-    if _THINK_END not in tokenizer.control_tokens:
+    if THINK_END not in tokenizer.control_tokens:
         return None
     turn = [Message("user", "a"), Message("assistant", _PROBE, reasoning="b")]
-    _, _, rest = (_try_render(tokenizer, turn) or "").partition(_THINK_END)
+    _, _, rest = (_try_render(tokenizer, turn) or "").partition(THINK_END)
     gap, found, _ = rest.partition(_PROBE)
-    closing = _THINK_END + (gap if found and not gap.strip() else "")
+    closing = THINK_END + (gap if found and not gap.strip() else "")
     return tuple(tokenizer.encode_template(closing))
 
 
 def _seems_to_think(message: Message) -> bool:
     return (
-        message.role == "assistant" and message.reasoning is None and _THINK_END in message.content
+        message.role == "assistant" and message.reasoning is None and THINK_END in message.content
     )
 
 
@@ -213,7 +220,7 @@ def _probe_turn(tokenizer: Tokenizer) -> tuple[str, str]:
     opening, _, rest = after[len(before) :].partition(_PROBE)
     pairs = zip(opening, prompt[len(before) :], strict=False)
     header = "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-    header = header.split(_THINK_START)[0]
+    header = header.split(THINK)[0]
     closer = _first_control(rest, tokenizer)
     return (header, closer) if _first_control(header, tokenizer) and closer else ("", "")
 

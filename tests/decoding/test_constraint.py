@@ -10,10 +10,11 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs are a package of 
 import pytest
 import torch
 
-from dlite_agent.chat.grammar import CallForm, TurnForm, turn_grammar
+from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.stream_parser import StreamParser
+from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer

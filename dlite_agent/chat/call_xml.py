@@ -1,0 +1,251 @@
+"""Calls in the XML form of Qwen3-Coder: `<function=NAME>` around `<parameter=KEY>` and values.
+
+Values are raw text, so that everything may stand in one: closing tags and whole calls that are
+quoted, too. What ends a value is decided when the call is over, from all of it, and its arguments
+are handed out in one piece:
+
+- `</parameter>` ends a value where the next parameter or the call's end follows; anywhere else it
+  is text.
+- A `<parameter=KEY>` on a line of its own, where KEY is a parameter that was not given yet and the
+  value holds more such lines than `</parameter>`, means that the model forgot to close the value
+  (long contexts do that): it ends there. So it does at the call's `</function>`.
+- One line break belongs to the tags at each end of a value, all others to the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from dlite_agent.chat.call_json import arguments_from_json, quoted
+from dlite_agent.chat.call_values import resolved, value_from_text
+from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION
+from dlite_agent.chat.messages import JSON, ToolCall, ToolSpec, UnparsedToolCall
+
+__all__ = ["XmlCallScanner", "XmlCalls"]
+
+_HEADER = re.compile(r"\s*<function=([^<>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
+_FUNCTION_END = re.compile(r"\s*</function>\s*(?=$|<function=)")
+_TAG = re.compile(r"(?P<close></parameter>)|(?P<end></function>)|<parameter=(?P<key>[^<>\n]+)>\n")
+_NEXT_FUNCTION = re.compile(r"^\s*<function=", re.MULTILINE)
+_ENDS = ("</function>", "</parameter>")
+_MAX_HEADER = 512
+
+
+class XmlCalls:
+    """How a request's calls are read.
+
+    Args:
+        tools: The request's; their schemas say of what type a value is.
+    """
+
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        self._schemas = {tool.name: tool.parameters for tool in tools}
+
+    def scanner(self) -> XmlCallScanner:
+        """A scanner of one region."""
+        return XmlCallScanner(self._schemas)
+
+    def has(self, name: str | None) -> bool:
+        """Whether it is one of the tools."""
+        return name in self._schemas
+
+    def is_call(self, text: str) -> bool:
+        """Whether a region with this text is a call."""
+        scanner = self.scanner()
+        for char in text:
+            scanner.feed(char)
+        return isinstance(scanner.close(""), ToolCall)
+
+
+class _Value(NamedTuple):
+    """Where a value ends, and where the text behind its tag begins."""
+
+    stop: int
+    after: int
+
+
+class XmlCallScanner:
+    """Reads one region of calls; what it says of a call is certain at the end only.
+
+    Attributes:
+        name: The tool's name as soon as its tag has ended.
+        error: None; nothing is certain before the end.
+        notes: Repairs, for a person.
+        rest: After `close`: the text of further calls in the region.
+    """
+
+    error: str | None = None
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, JSON]]) -> None:
+        self.name: str | None = None
+        self.notes: list[str] = []
+        self.rest = ""
+        self._schemas = schemas
+        self._raw = ""
+        self._pieces: list[str] = []
+        self._arguments = ""
+        self._num_quoted = 0  # <tool_call> inside a value
+
+    @property
+    def text(self) -> str:
+        """Everything that was read."""
+        self._raw += "".join(self._pieces)
+        self._pieces.clear()
+        return self._raw
+
+    @property
+    def expected_markers(self) -> tuple[str, ...]:
+        """Markers that would mean something now, if they are spelled out."""
+        return (CALL_END, CALL)
+
+    def feed(self, char: str) -> None:
+        """Read one character."""
+        self._pieces.append(char)
+        is_early = len(self._raw) + len(self._pieces) < _MAX_HEADER
+        if char == ">" and self.name is None and is_early:
+            header = _HEADER.match(self.text)
+            self.name = header[1] if header else None
+
+    def begins_another(self, char: str) -> bool:
+        """Whether another call begins: never known before the end."""
+        del char
+        return False
+
+    def takes(self, marker: str) -> bool:
+        """Whether a marker is text of a value here: a call that is quoted, from start to end."""
+        tail = self.text.rstrip()
+        is_outside = not tail or tail.endswith(_ENDS) or self.name is None
+        if is_outside and not self._num_quoted:
+            return False
+        if marker == CALL:
+            self._num_quoted += 1
+        elif self._num_quoted:
+            self._num_quoted -= 1
+        return True
+
+    def take_arguments(self) -> str:
+        """Arguments text that is new since the last call: all of it after `close`."""
+        new, self._arguments = self._arguments, ""
+        return new
+
+    def close(self, call_id: str, cut: str | None = None) -> ToolCall | UnparsedToolCall:
+        """What the text was, up to a second call in the region; see `rest`.
+
+        Args:
+            call_id: Id of the result, whichever it is.
+            cut: Why the text is not whole, when that is known; then it is never a call.
+        """
+        text = self.text
+        error = cut or ("" if text.strip() else "the call is empty")
+        if not error:
+            try:
+                return self._call(text, call_id)
+            except ValueError as problem:
+                error = str(problem)
+                second = _NEXT_FUNCTION.search(text, text.find(FUNCTION) + 1)
+                if second:
+                    text, self.rest = text[: second.start()], text[second.start() :]
+        return UnparsedToolCall(text.strip("\n"), error, call_id, self.name)
+
+    def _call(self, text: str, call_id: str) -> ToolCall:
+        """Read the first call.
+
+        Raises:
+            ValueError: It is none.
+        """
+        header = _HEADER.match(text)
+        if header is None:
+            raise ValueError("expected <function=NAME>")
+        schema = self._schemas.get(header[1], {})
+        properties = schema.get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        try:
+            values, after = _Body(text, known).read(header.end(), may_repair=True)
+        except ValueError:
+            values, after = _Body(text, known).read(header.end(), may_repair=False)
+        pairs = []
+        for key, value in values.items():
+            try:
+                written = value_from_text(value, resolved(known.get(key), schema), schema)
+            except ValueError as problem:
+                raise ValueError(f"parameter {key!r}: {problem}") from problem
+            pairs.append(f"{quoted(key)}: {written}")
+        raw = "{" + ", ".join(pairs) + "}"
+        call = ToolCall(header[1], arguments_from_json(raw), call_id, raw)
+        self._arguments, self.rest = raw, text[after:]
+        return call
+
+
+class _Body:
+    """The parameters of one call.
+
+    Args:
+        text: The region.
+        known: The tool's properties.
+    """
+
+    def __init__(self, text: str, known: Mapping[str, JSON]) -> None:
+        self._text = text
+        self._known = known
+
+    def read(self, start: int, *, may_repair: bool) -> tuple[dict[str, str], int]:
+        """Values by key, and where the text behind the call begins.
+
+        Args:
+            start: Behind the tag with the name.
+            may_repair: Whether a parameter's tag may end a value that was not closed.
+
+        Raises:
+            ValueError: It is no list of parameters with an end.
+        """
+        values: dict[str, str] = {}
+        at = start
+        while not (end := _FUNCTION_END.match(self._text, at)):
+            tag = _PARAMETER.match(self._text, at)
+            if tag is None:
+                seen = self._text[at:].strip()[:40]
+                raise ValueError(
+                    f"expected <parameter=NAME> or </function>, got {seen!r}"
+                    if seen
+                    else "the call does not end"
+                )
+            if tag[1] in values:
+                raise ValueError(f"there are two values for {tag[1]!r}")
+            value = self._value(tag.end(), {*values, tag[1]}, may_repair=may_repair)
+            values[tag[1]] = _without_line_breaks(self._text[tag.end() : value.stop])
+            at = value.after
+        return values, end.end()
+
+    def _value(self, start: int, given: set[str], *, may_repair: bool) -> _Value:
+        first_open = None  # where a tag that this call could continue with stands
+        num_open = num_nested = 0
+        for tag in _TAG.finditer(self._text, start):
+            at_line = tag.start() == start or self._text[tag.start() - 1] == "\n"
+            may_end = tag["end"] and at_line and _FUNCTION_END.match(self._text, tag.start())
+            if may_end or (tag["close"] and self._is_end(tag.end(), given, num_nested)):
+                if first_open is not None and num_open > 0 and may_repair:
+                    return _Value(first_open, first_open)
+                return _Value(tag.start(), tag.end() if tag["close"] else tag.start())
+            if tag["close"]:
+                num_open, num_nested = num_open - 1, num_nested - 1
+            elif tag["key"] and at_line:
+                num_nested += 1
+                if tag["key"] in self._known and tag["key"] not in given:
+                    num_open += 1
+                    first_open = tag.start() if first_open is None else first_open
+        raise ValueError("the value of a parameter does not end")
+
+    def _is_end(self, at: int, given: set[str], num_nested: int) -> bool:
+        """Whether what follows stands between two values, or behind the last."""
+        if _FUNCTION_END.match(self._text, at):
+            return True
+        tag = _PARAMETER.match(self._text, at)
+        is_known = tag is not None and (tag[1] in self._known or num_nested <= 0)
+        return tag is not None and is_known and tag[1] not in given
+
+
+def _without_line_breaks(value: str) -> str:
+    return value.removeprefix("\n").removesuffix("\n")
