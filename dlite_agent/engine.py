@@ -12,7 +12,7 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
@@ -180,7 +180,7 @@ class Engine:
         """Run one turn a choice and return their ends, in order."""
         return answers_in_order(self.stream(request))
 
-    async def astream(self, request: ChatRequest) -> AsyncIterator[GenerationChunk]:
+    async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
         """`stream` for asyncio; the event loop never waits for the model, not even while it loads.
 
         With `isolation="thread"` the first load imports torch beside the loop, and that holds the

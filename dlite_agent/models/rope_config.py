@@ -65,7 +65,9 @@ def read_rope(config: Json, override: RopeScaling | None, name: str, max_positio
     return Rope(theta, scaling, _stretched(scaling, trained, declared))
 
 
-def declared_positions(model: str, rope_scaling: Mapping[str, object] | None) -> int | None:
+def declared_positions(
+    model: str, rope_scaling: RopeScaling | Mapping[str, object] | str | None
+) -> int | None:
     """The most positions by a local checkpoint's config; None for what is no such folder.
 
     Args:
