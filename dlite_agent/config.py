@@ -7,15 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import math
-import numbers
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.option_values import biases, make_whole, one_of, parse_variable, token_ids
+from dlite_agent.option_values import (
+    biases,
+    check_flags,
+    make_limits,
+    make_number,
+    make_texts,
+    make_whole,
+    one_of,
+    parse_variable,
+    token_ids,
+)
 from dlite_agent.rope_scaling import RopeScaling
 
 __all__ = [
@@ -40,6 +49,15 @@ Isolation = Literal["thread", "process"]
 Quantization = Literal["int8"]
 OnConflict = Literal["fork", "wait", "error"]
 ReusePolicy = Literal["session", "prefix", "none"]
+
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "dtype": get_args(DType),
+    "history": get_args(HistoryMode),
+    "reuse": get_args(ReusePolicy),
+    "on_conflict": get_args(OnConflict),
+    "control_tokens": get_args(ControlTokens),
+    "isolation": get_args(Isolation),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +140,12 @@ class EngineConfig:
     audit: bool = False
 
     def __post_init__(self) -> None:
-        one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float64"))
-        one_of("history", self.history, ("auto", "as_generated", "template"))
-        one_of("reuse", self.reuse, ("session", "prefix", "none"))
-        one_of("on_conflict", self.on_conflict, ("fork", "wait", "error"))
-        one_of("control_tokens", self.control_tokens, ("guarded", "parity"))
-        one_of("isolation", self.isolation, ("thread", "process"))
+        make_texts(self, "model", "drafter", "kv_disk", "cache_dir", is_path=True)
+        make_texts(self, "device")
+        if self.revision is not None:
+            make_texts(self, "revision")
+        for name, allowed in _ALLOWED.items():
+            one_of(name, getattr(self, name), allowed)
         if self.quantize is not None:
             one_of("quantize", self.quantize, ("int8",))
             if self.dtype not in ("auto", "bfloat16"):
@@ -137,20 +155,13 @@ class EngineConfig:
                 )
         if self.rope_scaling is not None:  # frozen, and still under construction
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
-        limits = "max_context max_kv_bytes max_host_bytes max_disk_bytes prefill_chunk threads"
-        for name in (*limits.split(), "max_batch", "max_queue"):
-            value = make_whole(self, name)
-            if value is not None and value < 1:
-                raise ConfigurationError(
-                    f"{name} is {value!r}, but must be at least 1; leave it out for the default"
-                )
+        make_limits(self, "max_disk_bytes", "prefill_chunk", "max_batch", "max_queue")
+        whole = ("max_context", "max_kv_bytes", "max_host_bytes", "threads")
+        make_limits(self, *whole, is_optional=True)
         empty = [name for name in ("cache_dir", "kv_disk") if not getattr(self, name)]
         if empty:
             raise ConfigurationError(f"{empty[0]} is ''; name a folder, or use 'auto' or 'off'")
-        for name in ("reproducible", "audit", "idle"):
-            value = getattr(self, name)
-            if not isinstance(value, bool):
-                raise ConfigurationError(f"{name} is {value!r}; use True or False")
+        check_flags(self, "reproducible", "audit", "idle")
         if self.audit:  # frozen, and still under construction
             object.__setattr__(self, "reproducible", True)
             object.__setattr__(self, "max_batch", 1)
@@ -259,11 +270,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name in _RANGES:
-            value = getattr(self, name)
-            if value is None and name in _OFF_AT_ZERO:
+            if name in _OFF_AT_ZERO and getattr(self, name) is None:
                 object.__setattr__(self, name, 0.0)  # frozen, and still under construction
-            elif value is not None and not isinstance(value, numbers.Real):
-                raise ConfigurationError(f"{name} is {value!r}; use a number")
+            make_number(self, name)
         for name in ("top_k", "max_tokens", "seed", "choice_index", *_COUNTS):
             make_whole(self, name)
         if self.seed is not None and not -(2**63) <= self.seed < 2**64:
@@ -294,7 +303,7 @@ class SamplingParams:
             raise ConfigurationError(
                 f"logprobs is {self.logprobs!r}; use True or False, and top_logprobs for a number"
             )
-        if not 0 <= self.top_logprobs <= _MAX_TOP_LOGPROBS:
+        if self.top_logprobs is None or not 0 <= self.top_logprobs <= _MAX_TOP_LOGPROBS:
             raise ConfigurationError(f"top_logprobs is {self.top_logprobs!r}; use 0 to 20")
         if self.top_logprobs and not self.logprobs:
             raise ConfigurationError(

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
+import os
 from collections.abc import Mapping
 from typing import cast
 
 from dlite_agent.errors import ConfigurationError
 
-__all__ = ["biases", "make_whole", "one_of", "parse_variable", "token_ids"]
+__all__ = [
+    "biases",
+    "check_flags",
+    "make_limits",
+    "make_number",
+    "make_texts",
+    "make_whole",
+    "one_of",
+    "parse_variable",
+    "token_ids",
+]
 
 
 def biases(
@@ -58,6 +71,51 @@ def make_whole(options: object, name: str) -> int | None:
         raise ConfigurationError(f"{name} is {value!r}; use a whole number") from None
     object.__setattr__(options, name, whole)  # frozen, and still under construction
     return whole
+
+
+def check_flags(options: object, *names: str) -> None:
+    """Refuse fields that are neither True nor False."""
+    for name in names:
+        value = getattr(options, name)
+        if not isinstance(value, bool):
+            raise ConfigurationError(f"{name} is {value!r}; use True or False")
+
+
+def make_limits(options: object, *names: str, is_optional: bool = False) -> None:
+    """Turn fields into ints of at least 1, or leave None where there may be no limit."""
+    for name in names:
+        value = make_whole(options, name)
+        if value is None and not is_optional:
+            raise ConfigurationError(f"{name} is None; use a whole number")
+        if value is not None and value < 1:
+            raise ConfigurationError(
+                f"{name} is {value!r}, but must be at least 1; leave it out for the default"
+            )
+
+
+def make_number(options: object, name: str) -> float | None:
+    """Turn a field into a plain float; torch divides by no fraction and no 30-digit int."""
+    value = getattr(options, name)
+    if value is None:
+        return None
+    if not isinstance(value, numbers.Real):
+        raise ConfigurationError(f"{name} is {value!r}; use a number")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    object.__setattr__(options, name, number)  # frozen, and still under construction
+    return number
+
+
+def make_texts(options: object, *names: str, is_path: bool = False) -> None:
+    """Turn fields into plain strs; `is_path`: from a `Path` as well."""
+    for name in names:
+        value = getattr(options, name)
+        text = os.fspath(value) if is_path and isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or "\0" in text:
+            raise ConfigurationError(f"{name} is {value!r}; use a text")
+        object.__setattr__(options, name, text)  # frozen, and still under construction
 
 
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

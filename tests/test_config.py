@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import pickle
+import re
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -45,10 +47,20 @@ def test_configs_are_frozen_and_hashable() -> None:
         ("max_kv_bytes", 1e9),
         ("reproducible", "yes"),
         ("audit", 1),
+        ("model", None),
+        ("drafter", 5),
+        ("revision", []),
+        ("device", b"cpu"),
+        ("kv_disk", ["a"]),
+        ("kv_disk", "a\0b"),
+        ("cache_dir", {}),
+        ("max_batch", None),
+        ("prefill_chunk", None),
     ],
 )
 def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{field} is {value!r}.*; use|but must be"):
+    named = re.escape(f"{field} is {value!r}")
+    with pytest.raises(ConfigurationError, match=rf"^{named}.*(; use|but must be)"):
         EngineConfig(**{field: value})  # type: ignore[arg-type]  # the point of the test
 
 
@@ -91,6 +103,7 @@ def test_a_wrong_engine_option_names_field_and_value(field: str, value: object) 
         ("seed", 2**64),
         ("seed", -(2**63) - 1),
         ("choice_index", "a"),
+        ("top_logprobs", None),
     ],
 )
 def test_a_wrong_sampling_parameter_names_field_and_value(field: str, value: object) -> None:
@@ -126,6 +139,24 @@ def test_a_number_of_numpy_is_the_plain_number() -> None:
     params = SamplingParams(seed=np.int64(-3), max_tokens=np.int32(5))  # type: ignore[arg-type]  # the point of the test
     assert (type(params.seed), type(params.max_tokens)) == (int, int)
     assert params == SamplingParams(seed=-3, max_tokens=5)
+
+
+@pytest.mark.parametrize("value", [Fraction(3, 2), np.float32(1.5), 10**30])
+def test_any_real_number_becomes_one_that_torch_computes_with(value: float) -> None:
+    params = SamplingParams(temperature=value, repetition_penalty=value)
+    assert type(params.temperature) is type(params.repetition_penalty) is float
+    assert params.temperature == float(value)
+
+
+def test_a_number_beyond_all_floats_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^temperature is inf; use 0"):
+        SamplingParams(temperature=10**400)
+
+
+def test_a_path_is_the_text_of_it() -> None:
+    folder = Path("some") / "folder"
+    config = EngineConfig(model=folder, kv_disk=folder)  # type: ignore[arg-type]  # the point of the test
+    assert config == EngineConfig(model=str(folder), kv_disk=str(folder))
 
 
 def test_unset_sampling_parameters_come_from_the_defaults_and_set_ones_stay() -> None:
