@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-import numpy as np
-import torch
 from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import (
     allocate_token_bitmask,
     fill_next_token_bitmask,
     fill_next_token_bitmask_par_with_draft_tokens,
 )
-from torch import Tensor
-from torch.nn.functional import pad
 
+from dlite_agent.decoding.token_masks import TokenMasks
 from dlite_agent.errors import RequestError
 
 __all__ = ["Closing", "Constraint", "GrammarCompiler", "TokenTable"]
@@ -194,15 +191,15 @@ class Constraint:
         """
         return tuple(self._matcher.compute_ff_tokens()[:budget])
 
-    def masks(self, drafted: Sequence[int]) -> Tensor:
+    def masks(self, drafted: Sequence[int]) -> TokenMasks:
         """Allowed tokens of the rows of a draft.
 
         Args:
             drafted: k tokens that the grammar allows (`num_valid`).
 
         Returns:
-            [R, V] bool on the host: row i holds after `drafted[:i]`; R is k + 1, or less where the
-            draft holds a stop id, behind which nothing comes.
+            R masks: row i holds after `drafted[:i]`; R is k + 1, or less where the draft holds a
+            stop id, behind which nothing comes.
         """
         vocabulary = self._vocabulary
         stop = next((i for i, token in enumerate(drafted) if token in vocabulary.stop_ids), None)
@@ -214,10 +211,7 @@ class Constraint:
             )
         else:
             fill_next_token_bitmask(self._matcher, bits)
-        allowed = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little")
-        masks = torch.from_numpy(allowed).view(torch.bool)
-        missing = max(0, vocabulary.vocab_size - masks.shape[1])  # bits come in groups of 32
-        return pad(masks, (0, missing))[:, : vocabulary.vocab_size]
+        return TokenMasks(bits, vocabulary.vocab_size)
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Follow committed tokens.
@@ -284,7 +278,7 @@ class Constraint:
         for closer in self._vocabulary.closers:
             if len(closer) <= room and self._matcher.validate_tokens(list(closer)) == len(closer):
                 return list(closer)
-        allowed = self.masks(()).flatten().nonzero()
+        allowed = self.masks(()).unpacked(0, 1).flatten().nonzero()
         return [int(allowed[0])] if room > 0 and len(allowed) else []
 
 

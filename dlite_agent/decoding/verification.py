@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from torch import Tensor
 
+from dlite_agent.decoding.token_masks import TokenMasks
 from dlite_agent.drafters.drafter import DraftBlock
 from dlite_agent.sampling import Sampler, TokenHistory, TokenLogprobs, token_logprobs
 
@@ -19,7 +21,7 @@ class RowContext:
 
     Attributes:
         stop_token_ids: Ids that end the turn.
-        masks: Allowed tokens, [R, V] bool with 1 <= R <= k + 1, or None. Row i holds after
+        masks: Allowed tokens of R rows with 1 <= R <= k + 1, or None. Row i holds after
             `draft[:i]`; a grammar that refuses `draft[R - 1]` has no mask behind it, and no such
             row is evaluated.
         history: What penalties count, as it was before row 0; row i counts `draft[:i]` as well.
@@ -29,7 +31,7 @@ class RowContext:
     """
 
     stop_token_ids: frozenset[int] = frozenset()
-    masks: Tensor | None = None
+    masks: TokenMasks | None = None
     history: TokenHistory | None = None
     forced: tuple[int, ...] = ()
     num_top_logprobs: int | None = None
@@ -99,12 +101,13 @@ def verify(
         )
     num_rows = _num_reachable_rows(drafted, rows)
     reachable = logits[:num_rows]
-    if rows.masks is not None:
-        masks = rows.masks[:num_rows].to(logits.device)
-        reachable = reachable.masked_fill(~masks, -float("inf"))
-
     forced = rows.forced[:num_rows]
+    if rows.masks is not None and not sampler.is_greedy:
+        banned = ~rows.masks.unpacked(0, num_rows).to(logits.device)
+        reachable = reachable.masked_fill(banned, -float("inf"))
     sampled = sampler.sample_each(reachable, first_position, rows.history, drafted, len(forced))
+    if sampler.is_greedy:
+        sampled = _best_allowed(sampled, reachable, sampler, rows, drafted)
     committed: list[int] = []
     num_accepted = 0
     for token_id in chain(forced, sampled):
@@ -119,6 +122,26 @@ def verify(
         committed[-1] in rows.stop_token_ids,
         _logprobs(logits, committed, rows.num_top_logprobs),
     )
+
+
+def _best_allowed(
+    best: Iterator[int],
+    logits: Tensor,
+    sampler: Sampler,
+    rows: RowContext,
+    drafted: tuple[int, ...],
+) -> Iterator[int]:
+    """The best token of each row under its mask: the best of all where that one is allowed.
+
+    Only a row whose best token is not allowed pays for a pass over the vocabulary.
+    """
+    for row, token_id in enumerate(best, len(rows.forced)):
+        if rows.masks is None or rows.masks.allows(row, token_id):
+            yield token_id
+            continue
+        banned = ~rows.masks.unpacked(row, row + 1)[0].to(logits.device)
+        adjusted = sampler.adjusted(logits[row], rows.history, drafted[:row])
+        yield int(adjusted.masked_fill(banned, -float("inf")).max(dim=-1).indices)
 
 
 def _logprobs(
@@ -137,9 +160,9 @@ def _num_reachable_rows(drafted: tuple[int, ...], rows: RowContext) -> int:
     )
     if rows.masks is None:
         return num_rows
-    if not 1 <= rows.masks.shape[0] <= len(drafted) + 1:
+    if not 1 <= len(rows.masks) <= len(drafted) + 1:
         raise ValueError(
             f"{len(drafted)} drafted tokens take 1 to {len(drafted) + 1} masks, "
-            f"not {rows.masks.shape[0]}"
+            f"not {len(rows.masks)}"
         )
-    return min(num_rows, rows.masks.shape[0])
+    return min(num_rows, len(rows.masks))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dlite_agent.config import SamplingParams
+from dlite_agent.decoding.token_masks import TokenMasks
 from dlite_agent.decoding.verification import RowContext, verify
 from dlite_agent.drafters.drafter import DraftBlock
 from dlite_agent.sampling import KeyedNoise, Sampler
@@ -78,16 +79,32 @@ def test_masked_tokens_are_not_chosen() -> None:
     logits = sharp(5, 6, 7)
     logits[1, 20] = 4.0
     before = logits.clone()
-    verified = verify(DraftBlock((5, 6)), logits, GREEDY, 0, RowContext(masks=masks))
+    verified = verify(DraftBlock((5, 6)), logits, GREEDY, 0, RowContext(masks=TokenMasks.of(masks)))
     assert verified.token_ids == (5, 20)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_under_a_mask_the_tokens_are_those_of_logits_without_the_others(temperature: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    sampler = Sampler(SamplingParams(temperature=temperature, top_k=0, top_p=1.0), KeyedNoise(3))
+    for _ in range(20):
+        logits = torch.randn(1, 45, generator=generator)
+        allowed = torch.rand(1, 45, generator=generator) < 0.3
+        allowed[0, 44] = True
+        masked = logits.masked_fill(~allowed, -math.inf)
+        expected = verify(DraftBlock(()), masked, sampler, 7)
+        rows = RowContext(masks=TokenMasks.of(allowed))
+        assert verify(DraftBlock(()), logits, sampler, 7, rows) == expected
 
 
 def test_rows_without_a_mask_are_not_evaluated() -> None:
     logits = sharp(5, 6, 7, 8)
     logits[2:] = float("nan")
     masks = torch.ones(2, 32, dtype=torch.bool)
-    verified = verify(DraftBlock((5, 6, 7)), logits, GREEDY, 0, RowContext(masks=masks))
+    verified = verify(
+        DraftBlock((5, 6, 7)), logits, GREEDY, 0, RowContext(masks=TokenMasks.of(masks))
+    )
     assert verified.token_ids == (5, 6)
     assert verified.num_accepted == 2
     assert verified.hidden_row == 1
@@ -97,7 +114,7 @@ def test_rows_without_a_mask_are_not_evaluated() -> None:
 def test_wrong_number_of_masks_is_refused(num_masks: int) -> None:
     masks = torch.ones(num_masks, 32, dtype=torch.bool)
     with pytest.raises(ValueError, match="masks"):
-        verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0, RowContext(masks=masks))
+        verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0, RowContext(masks=TokenMasks.of(masks)))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -189,7 +206,7 @@ def test_logprobs_are_those_of_the_raw_logits_for_drafted_tokens_too(
     masks[0, 0] = False
     for context in (
         RowContext(num_top_logprobs=2),
-        RowContext(num_top_logprobs=2, masks=masks),
+        RowContext(num_top_logprobs=2, masks=TokenMasks.of(masks)),
         RowContext(num_top_logprobs=2, forced=(5,)),
     ):
         verified = verify(DraftBlock(draft), logits, sampler, 0, context)
