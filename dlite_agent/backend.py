@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
 from dlite_agent.config import HistoryMode, SamplingParams
+from dlite_agent.errors import RequestError
 from dlite_agent.outputs import Generation, GenerationChunk
 
 __all__ = ["ChatBackend", "ChatRequest"]
@@ -33,6 +34,9 @@ class ChatRequest:
         num_choices: How many independent answers, from `sampling.choice_index` on.
         when_full: What happens where `max_queue` requests wait already: `"error"` raises
             `CapacityError` (a server's choice), `"wait"` waits for a place (a program's own).
+
+    Raises:
+        RequestError: A field is of another type; a single text is no tuple of stop strings.
     """
 
     messages: tuple[Message, ...]
@@ -47,6 +51,23 @@ class ChatRequest:
     is_partial: bool = False
     num_choices: int = 1
     when_full: Literal["error", "wait"] = "error"
+
+    def __post_init__(self) -> None:
+        modes = (None, *get_args(HistoryMode))
+        checks = {
+            "session_hint": (isinstance(self.session_hint, str | None), "a text or None"),
+            "tenant": (isinstance(self.tenant, str), "a text"),
+            "template_kwargs": (isinstance(self.template_kwargs, Mapping), "a mapping"),
+            "history": (self.history in modes, f"one of {modes!r}"),
+            "stop": (isinstance(self.stop, tuple | list), "a tuple of texts"),
+            "output": (isinstance(self.output, OutputRules), "OutputRules"),
+            "sampling": (isinstance(self.sampling, SamplingParams), "SamplingParams"),
+            "num_choices": (type(self.num_choices) is int, "a whole number"),
+            "when_full": (self.when_full in ("error", "wait"), "'error' or 'wait'"),
+        }
+        for name, (is_right, advice) in checks.items():
+            if not is_right:
+                raise RequestError(f"{name} is {getattr(self, name)!r}; use {advice}")
 
 
 class ChatBackend(Protocol):
