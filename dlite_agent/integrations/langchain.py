@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
+from dlite_agent.agent_session import AgentSession
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import ToolSpec
 from dlite_agent.chat.openai_format import tools_from_openai
@@ -28,10 +29,11 @@ from dlite_agent.integrations.langchain_messages import (
     chat_result,
     messages_from_langchain,
 )
-from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS, ChatOptions
+from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS
 from dlite_agent.integrations.langchain_request import (
     CALL_DEFAULTS,
     SAMPLING_OPTIONS,
+    canonical_options,
     output_rules_from_call,
     refuse_to_stream,
     request_from_call,
@@ -42,6 +44,7 @@ from dlite_agent.integrations.langchain_structured import (
     structured_parser,
     with_raw,
 )
+from dlite_agent.integrations.langchain_threads import ChatWithThreads
 from dlite_agent.models.rope_config import declared_positions
 
 __all__ = ["ChatDLite"]
@@ -51,7 +54,7 @@ _SILENT = ("kv_disk", "max_batch", "max_queue", "reproducible", "audit", "n")
 Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
-class ChatDLite(ChatOptions):
+class ChatDLite(ChatWithThreads):
     """Qwen3 in this process, with a session that outlasts the call.
 
     Constructing it loads nothing; the first call does. Objects with the same engine options share
@@ -74,6 +77,7 @@ class ChatDLite(ChatOptions):
     """
 
     def __init__(self, model: str = "nano", **options: Any) -> None:
+        options = canonical_options(options)
         unknown = sorted(set(options) - set(type(self).model_fields))
         if unknown:
             own = set(type(self).model_fields) - set(BaseChatModel.model_fields)
@@ -95,6 +99,26 @@ class ChatDLite(ChatOptions):
     def get_lc_namespace(cls) -> list[str]:
         """Where the public name is, whatever module defines it."""
         return ["dlite_agent"]
+
+    def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
+        """A conversation that keeps its own transcript, with this model's engine.
+
+        Its `fork` branches off, its `rewind` goes back. It speaks `dlite_agent.Message`; sampling
+        is that of each turn, not of this object.
+
+        Args:
+            name: Where the engine looks first; None makes one up.
+            tools: What the model may call, in any form that `bind_tools` takes.
+        """
+        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools])
+        thinking = self.enable_thinking
+        return AgentSession(
+            self._backend(),
+            name,
+            tools=specs,
+            history=None if self.history == "auto" else self.history,
+            template_kwargs={} if thinking is None else {"enable_thinking": thinking},
+        )
 
     @property
     def _llm_type(self) -> str:

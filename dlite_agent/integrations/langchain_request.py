@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage
-from langchain_core.runnables import ensure_config
+from langchain_core.runnables import RunnableConfig, ensure_config
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import ToolSpec
@@ -27,9 +27,11 @@ from dlite_agent.integrations.langchain_messages import messages_from_langchain
 __all__ = [
     "CALL_DEFAULTS",
     "SAMPLING_OPTIONS",
+    "canonical_options",
     "output_rules_from_call",
     "refuse_to_stream",
     "request_from_call",
+    "thread_options",
 ]
 
 SAMPLING_OPTIONS = (
@@ -37,11 +39,13 @@ SAMPLING_OPTIONS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"),
     *("logprobs", "top_logprobs", "thinking_budget"),
 )
+_ALIASES = {"reasoning": "enable_thinking", "max_model_len": "max_context"}
 CALL_DEFAULTS = (*SAMPLING_OPTIONS, "n", "enable_thinking", "history", "session_id")
 
+_THREAD = "thread_hint"  # how the thread of a direct call gets to where no config is seen
 _FORCING = ("tool_choice", "parallel_tool_calls", "response_format", "closes_calls")
 _KNOWN = frozenset(
-    (*CALL_DEFAULTS, *_FORCING, "model", "prompt_cache_key", "stop", "stream", "tools")
+    (*CALL_DEFAULTS, *_FORCING, "model", "prompt_cache_key", "stop", "stream", "tools", _THREAD)
 )
 
 
@@ -60,7 +64,8 @@ def request_from_call(
             chosen, or a message that is not text.
         ConfigurationError: A sampling option is out of its range.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    present = {name: value for name, value in options.items() if value is not None}
+    given = canonical_options(present)
     _refuse_unknown(given)
     chosen = {**defaults, **given}
     thinking, history = chosen["enable_thinking"], chosen["history"]
@@ -77,6 +82,45 @@ def request_from_call(
         output=output_rules_from_call(given, tools),
         when_full="wait",
     )
+
+
+def canonical_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under our own names: `reasoning`, `max_model_len` and `extra_body` are others'.
+
+    Raises:
+        UnsupportedParameterError: `extra_body` holds anything but `chat_template_kwargs` with
+            `enable_thinking`, or a name and its alias differ.
+    """
+    chosen = dict(options)
+    body = chosen.pop("extra_body", None) or {}
+    variables = body.get("chat_template_kwargs") if isinstance(body, Mapping) else None
+    is_known = isinstance(variables, Mapping) and variables.keys() <= {"enable_thinking"}
+    if body and not (is_known and body.keys() == {"chat_template_kwargs"}):
+        raise UnsupportedParameterError(
+            f"extra_body={body!r} is not supported; it may hold "
+            "{'chat_template_kwargs': {'enable_thinking': ...}}"
+        )
+    if isinstance(variables, Mapping):
+        chosen = _renamed(chosen, "extra_body", "enable_thinking", variables["enable_thinking"])
+    for alias, name in _ALIASES.items():
+        if alias in chosen:
+            value = chosen.pop(alias)
+            chosen = _renamed(chosen, alias, name, value)
+    return chosen
+
+
+def _renamed(options: dict[str, Any], alias: str, name: str, value: Any) -> dict[str, Any]:
+    if options.get(name, value) != value:
+        raise UnsupportedParameterError(
+            f"{alias} says {name}={value!r}, but {name}={options[name]!r} is there too; send one"
+        )
+    return {**options, name: value}
+
+
+def thread_options(config: RunnableConfig | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a direct call, and the thread that its config names."""
+    hint = _thread_hint((config or {}).get("configurable") or {})
+    return dict(options) if hint is None else {_THREAD: hint, **options}
 
 
 def refuse_to_stream(request: ChatRequest) -> None:
@@ -128,7 +172,11 @@ def _session_hint(chosen: Mapping[str, Any]) -> str | None:
     explicit = chosen["session_id"] or chosen.get("prompt_cache_key")
     if explicit:
         return str(explicit)
-    configurable = ensure_config().get("configurable") or {}
+    hint = chosen.get(_THREAD)
+    return str(hint) if hint else _thread_hint(ensure_config().get("configurable") or {})
+
+
+def _thread_hint(configurable: Mapping[str, Any]) -> str | None:
     thread_id = configurable.get("thread_id")
     if thread_id is None:
         return None

@@ -19,6 +19,7 @@ from dlite_agent import (
     Engine,
     UnsupportedParameterError,
 )
+from dlite_agent.chat.messages import Message
 from dlite_agent.config import SamplingParams
 from dlite_agent.testing import ScriptedEngine
 from tests.tiny_checkpoint import write_checkpoint
@@ -196,3 +197,60 @@ def test_answers_differ_and_are_those_of_a_seed(make: Any) -> None:
     assert len(set(texts)) == 3
     again = model.generate([[HumanMessage("Look at it, " * 20)]], n=3)
     assert [generation.text for generation in again.generations[0]] == texts
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        {"reasoning": False},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
+    ],
+)
+def test_other_names_of_thinking_are_understood(alias: dict[str, Any]) -> None:
+    for model, options in [
+        (ChatDLite("scripted", engine=ScriptedEngine(["a"]), **alias), {}),
+        (ChatDLite("scripted", engine=ScriptedEngine(["a"])), alias),
+    ]:
+        model.invoke("?", **options)
+        assert isinstance(model.engine, ScriptedEngine)
+        assert model.engine.requests[0].template_kwargs == {"enable_thinking": False}
+    assert ChatDLite(max_model_len=512).max_context == 512
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"extra_body": {"guided_json": {}}},
+        {"extra_body": {"chat_template_kwargs": {"style": 1}}},
+        {"reasoning": True, "enable_thinking": False},
+    ],
+)
+def test_other_names_that_say_more_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedParameterError):
+        ChatDLite(**options)
+
+
+async def test_the_thread_of_a_direct_call_is_its_hint() -> None:
+    model = ChatDLite("scripted", engine=ScriptedEngine(["a"] * 5))
+    config: Any = {"configurable": {"thread_id": "fix-7"}}
+    model.invoke("?", config)
+    list(model.stream("?", config))
+    await model.ainvoke("?", config)
+    _ = [chunk async for chunk in model.astream("?", config)]
+    model.invoke("?", config, session_id="mine")
+    assert isinstance(model.engine, ScriptedEngine)
+    hints = [request.session_hint for request in model.engine.requests]
+    assert hints == ["fix-7"] * 4 + ["mine"]
+
+
+def test_a_session_of_the_model_forks() -> None:
+    model = ChatDLite("scripted", engine=ScriptedEngine(["a", "b", "c"]), enable_thinking=False)
+    session = model.session("main", tools=[{"name": "f", "description": "", "parameters": {}}])
+    assert session.turn(Message("user", "?")).message.content == "a"
+    other = session.fork("side")
+    assert other.turn(Message("user", "!")).message.content == "b"
+    assert len(session.messages) == 2
+    assert isinstance(model.engine, ScriptedEngine)
+    first, second = model.engine.requests
+    assert (first.session_hint, second.session_hint) == ("main", "side")
+    assert (first.tools[0].name, dict(first.template_kwargs)) == ("f", {"enable_thinking": False})
