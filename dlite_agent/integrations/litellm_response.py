@@ -66,7 +66,7 @@ class StreamWriter:
         if chunk.generation is None:
             return
         own = {"dlite": _turn(chunk.generation)}
-        figures = StreamingChoices(delta=Delta(content="", provider_specific_fields=own))
+        figures = StreamingChoices(delta=Delta(provider_specific_fields=own))
         yield self._chunk(figures, usage=_usage([chunk.generation]))
         reason = chunk.generation.finish_reason
         yield self._chunk(StreamingChoices(delta=Delta(), finish_reason=reason))
