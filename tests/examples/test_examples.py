@@ -53,3 +53,13 @@ def test_two_interleaved_agents_pay_for_what_is_new(capsys: pytest.CaptureFixtur
         for turn in later:
             assert turn["prefilled_tokens"] == turn["new_tokens"] + 1
     assert capsys.readouterr().out.count("A = 1.00") == 2
+
+
+def test_an_answer_fits_its_schema_and_a_tool_is_called(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    finding, calls = example("04_structured_output.py")["main"]()
+    assert finding.kind in ("bug", "style", "nothing")
+    assert isinstance(finding.line, int)
+    assert [(call["name"], call["args"]) for call in calls] == [("run_tests", {})]
+    assert "kind=" in capsys.readouterr().out
