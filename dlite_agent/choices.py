@@ -37,7 +37,12 @@ def split_choices(request: ChatRequest) -> list[ChatRequest]:
 
 
 def answers_in_order(chunks: Iterable[GenerationChunk]) -> list[Generation]:
-    """The whole answers among some chunks, by their choice's number."""
+    """The whole answers among some chunks, by their choice's number.
+
+    Raises:
+        RequestError: There is none: the request was a partial one.
+    """
     answers = {c.choice_index: c.generation for c in chunks if c.generation is not None}
-    assert answers, "a turn that was not cancelled ends with its answer"
+    if not answers:  # a turn that was not cancelled ends with its answer
+        raise RequestError("is_partial=True has no answer; read its stream to the end instead")
     return [answers[index] for index in sorted(answers)]

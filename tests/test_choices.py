@@ -111,3 +111,8 @@ def test_more_choices_than_the_queue_holds_are_refused_together(engine: Engine) 
 def test_a_wrong_number_of_choices_is_refused(count: int) -> None:
     with pytest.raises(RequestError, match=f"num_choices is {count}; ask for 1 to 128"):
         split_choices(replace(REQUEST, num_choices=count))
+
+
+def test_a_request_that_is_still_growing_has_no_answer(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="is_partial=True has no answer"):
+        engine.generate(replace(REQUEST, is_partial=True))
