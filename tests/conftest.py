@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 # A shell that runs the suite in the background ignores Ctrl-C for it, and the programs that tests
@@ -20,8 +19,10 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 os.environ["MSWEA_SILENT_STARTUP"] = "1"
 if "PYTEST_XDIST_WORKER" in os.environ:  # one core each: the threads of two workers would spin
     os.environ["OMP_NUM_THREADS"] = "1"
-# Cost tables go here and not into the user's cache: one for each model and suite.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="dlite-agent-tests-")
+# Cost tables and compiled kernels go here and not into the user's cache: one for each model and
+# suite. Workers and the programs that tests start inherit it, so that nothing is compiled twice.
+if "dlite-agent-tests-" not in os.environ.get("XDG_CACHE_HOME", ""):
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix=f"dlite-agent-tests-{os.getpid()}-")
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -38,10 +39,10 @@ settings.register_profile(
 settings.load_profile("dlite")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _cache_folder() -> Iterator[None]:
-    yield
-    shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+def pytest_unconfigure() -> None:
+    folder = Path(os.environ["XDG_CACHE_HOME"])
+    if folder.name.startswith(f"dlite-agent-tests-{os.getpid()}-"):  # a worker's parent made it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -63,13 +63,14 @@ def oracle(target: DenseTransformer, smollm2: str) -> LlamaForCausalLM:
     return model
 
 
-def test_64_greedy_tokens_are_those_of_transformers(
-    target: DenseTransformer, tokenizer: CheckpointTokenizer, smollm2: str
+@pytest.mark.parametrize("num_tokens", [16, pytest.param(64, marks=pytest.mark.soak)])
+def test_greedy_tokens_are_those_of_transformers(
+    target: DenseTransformer, tokenizer: CheckpointTokenizer, smollm2: str, num_tokens: int
 ) -> None:
     prompt = Renderer(tokenizer).render(QUESTION, (), template_kwargs={}).token_ids
     ids, got = torch.tensor(prompt), []
     with target.new_cache() as kv:
-        while len(got) < 64:
+        while len(got) < num_tokens:
             output = target.forward(ids, kv, logits_for=[len(ids) - 1])
             kv.commit(len(ids))
             ids = output.logits[0].argmax().view(1)

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 __all__ = ["build_library"]
@@ -47,6 +48,7 @@ def build_library(folder: Path | None) -> ctypes.CDLL | None:
         return None
 
 
+@cache  # two runs of the compiler, which every load of a model would wait for
 def _key(compiler: str) -> str:
     """Names the source, the compiler, and the processor that `-march=native` means."""
     command = [compiler, *_FLAGS[:2], "-Q", "--help=target"]

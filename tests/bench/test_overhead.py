@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dlite_agent.bench import overhead
 from dlite_agent.bench.overhead import bench_overhead
 from dlite_agent.config import EngineConfig
+from tests.tiny_checkpoint import write_checkpoint
 
 
 def test_both_texts_are_decoded_with_and_without_drafts() -> None:
@@ -39,6 +42,7 @@ def test_interval_holds_the_median_and_narrows_where_runs_agree() -> None:
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "lookup"])
-def test_a_named_drafter_can_be_measured(drafter: str) -> None:
-    result = bench_overhead(EngineConfig(drafter=drafter), repeats=1, is_quick=True)
+def test_a_named_drafter_can_be_measured(tmp_path: Path, drafter: str) -> None:
+    config = EngineConfig(str(write_checkpoint(tmp_path)), drafter=drafter)
+    result = bench_overhead(config, repeats=1, is_quick=True)
     assert result.conditions["drafter"] == drafter

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dlite_agent.bench import machine
 from dlite_agent.cli.main import main
 from dlite_agent.cli.model_report import inspect_model
 from dlite_agent.config import DType, EngineConfig
@@ -18,6 +19,13 @@ from dlite_agent.models.weights import load_target
 from tests.tiny_checkpoint import write_checkpoint
 
 GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def _small_buffer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bandwidth is measured by every call, over the whole buffer only where it is the point."""
+    if "bandwidth" not in request.node.name:
+        monkeypatch.setitem(machine.read_bandwidth.__kwdefaults__, "buffer_bytes", 2**25)
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:

@@ -44,6 +44,16 @@ PROMPTS = [[*PHRASE, 40 + name, *PHRASE, 60 + name, *PHRASE[:4]] for name in ran
 FREE = CostTable((1,), (1.0,))
 """Rows and asking that cost nothing: a controller drafts whatever it is offered."""
 
+CASES = pytest.mark.parametrize(
+    ("sampling", "num_sessions"),
+    [
+        ("greedy", 1),
+        ("sampled", 8),
+        pytest.param("sampled", 1, marks=pytest.mark.soak),
+        pytest.param("greedy", 8, marks=pytest.mark.soak),
+    ],
+)
+
 MakeDrafter = Callable[[Sequence[int], Load, DenseTransformer], Drafter]
 
 
@@ -127,8 +137,7 @@ def texts(target: DenseTransformer) -> dict[str, list[list[int]]]:
     }
 
 
-@pytest.mark.parametrize("num_sessions", [1, 8])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@CASES
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_float64_tokens_are_those_of_cold_runs(
     target: DenseTransformer,
@@ -148,8 +157,7 @@ def test_float64_tokens_are_those_of_cold_runs(
         assert drafter == "null" or any(round_.num_drafted for round_ in rounds)
 
 
-@pytest.mark.parametrize("num_sessions", [1, 8])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@CASES
 def test_float32_tokens_differ_from_plain_ones_at_near_ties_only(
     sampling: str, num_sessions: int
 ) -> None:

@@ -169,5 +169,5 @@ class SessionMachine(RuleBasedStateMachine):
         assert TARGET.pool.used_bytes == 0
 
 
-SessionMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
+SessionMachine.TestCase.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)
 TestSessionMachine = SessionMachine.TestCase

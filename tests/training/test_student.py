@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from dlite_agent.drafters.copy_hint import copy_hints
 from dlite_agent.drafters.dlite import DLiteDrafter
-from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.dlite_network import DLiteNetwork
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
@@ -17,6 +14,7 @@ from dlite_agent.testing import tiny_qwen3
 from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.student import Student, StudentInput, new_weights
 from tests.dlite_models import dlite_config, random_weights
+from tests.kernels.native_library import row_kernels
 
 CHOICES: dict[str, dict[str, object]] = {
     "default": {},
@@ -52,10 +50,8 @@ def test_backbone_is_the_drafters(choices: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_compiled_kernels_compute_the_same_states(tmp_path: Path, kind: torch.dtype) -> None:
-    kernels = load_row_kernels(tmp_path)
-    if kernels is None:
-        pytest.skip("there is no compiler")
+def test_compiled_kernels_compute_the_same_states(kind: torch.dtype) -> None:
+    kernels = row_kernels()
     config = dlite_config(tiny_qwen3().config, num_layers=3, position_feature="log-absolute")
     read = random_weights(config).__getitem__
     device = torch.device("cpu")
