@@ -157,7 +157,14 @@ def test_float64_tokens_are_those_of_cold_runs(
         assert drafter == "null" or any(round_.num_drafted for round_ in rounds)
 
 
-@CASES
+@pytest.mark.parametrize(
+    ("sampling", "num_sessions"),
+    [
+        ("greedy", 1),
+        ("sampled", 3),
+        *(pytest.param(name, 8, marks=pytest.mark.soak) for name in SAMPLINGS),
+    ],
+)
 def test_float32_tokens_differ_from_plain_ones_at_near_ties_only(
     sampling: str, num_sessions: int
 ) -> None:
