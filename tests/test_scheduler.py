@@ -193,9 +193,9 @@ def test_float32_turns_together_differ_from_each_alone_at_near_ties_only(
 
 def test_conversations_that_run_together_prefill_nothing_twice(load: Load) -> None:
     service, plain = load(), load(reuse="none")
-    agents = [Agent(f"task {number}") for number in range(6)]
-    copies = [Agent(f"task {number}") for number in range(6)]
-    for turn in range(4):
+    agents = [Agent(f"task {number}") for number in range(4)]
+    copies = [Agent(f"task {number}") for number in range(4)]
+    for turn in range(3):
         for agent, generation in zip(
             agents, together(service, [agent.request() for agent in agents]), strict=True
         ):
