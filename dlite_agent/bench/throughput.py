@@ -1,8 +1,9 @@
 """Many turns at once: tokens a second, and how long each of them waits.
 
 N turns with prompts of their own, which are prefilled before, sample greedily a fixed number of
-tokens, which no stop id ends. What is measured is the time in which all of them decode, from the
-last one's first token to the first one's last:
+tokens, which no stop id ends. What is measured is the time from the first one's first token to the
+last one's last; drafted turns end at different times, and a window in which all decode may be
+empty:
 - *throughput*: tokens of all turns over that time.
 - *wait*: the longest gap between two rounds of a turn, over the median gap of all turns: what
   sharing forwards does to the unluckiest turn, 1.0 being its fair time.
@@ -183,7 +184,7 @@ def _measure(service: ModelService, count: int, num_tokens: int) -> _Run:
 def _decode(
     service: ModelService, count: int, num_tokens: int, clock: Callable[[], float], *, arrives: bool
 ) -> tuple[list[_Reader], float, float]:
-    """Readers of the turns, and when all of them began and the first ended to decode."""
+    """Readers of the turns, when the first of them had begun to decode, and when all had ended."""
     for max_tokens in (1, num_tokens):
         readers = [_Reader(clock) for _ in range(count)]
         for number, reader in enumerate(readers):
@@ -196,12 +197,12 @@ def _decode(
             service.step()
     for info in service.model.sessions.sessions():
         service.model.sessions.discard(service.model.sessions.get(info.session_id))
-    start_s = max(reader.rounds[0][0] for reader in readers)
-    return readers, start_s, min(reader.rounds[-1][0] for reader in readers)
+    start_s = min(reader.rounds[0][0] for reader in readers)
+    return readers, start_s, max(reader.rounds[-1][0] for reader in readers)
 
 
 def _gaps(readers: Sequence[_Reader], start_s: float, end_s: float) -> list[float]:
-    """Times between two rounds of a turn while all of them decode."""
+    """Times between two rounds of a turn, from a start to an end."""
     times = [[time_s for time_s, _ in reader.rounds] for reader in readers]
     return [
         after - before
