@@ -71,10 +71,7 @@ class HistoryKeeper:
             self._last = drafter.start(token_ids)
             return self._last
         tensors = load_file(self._folder / _FILE)
-        if isinstance(drafter, Eagle3Drafter):
-            self._last = drafter.restored(token_ids, tensors)
-        else:
-            self._last = drafter.restored(tensors)
+        self._last = drafter.restored(token_ids, tensors)
         drafter.truncate_to(self._last, len(token_ids))
         return self._last
 

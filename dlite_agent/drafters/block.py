@@ -182,7 +182,7 @@ class BlockDrafter:
         first, (keys, values) = rows.all()
         return {"keys": keys, "values": values, "first": torch.tensor([first])}
 
-    def restored(self, tensors: Mapping[str, Tensor]) -> DraftState:
+    def restored(self, token_ids: list[int], tensors: Mapping[str, Tensor]) -> DraftState:
         """The state that `saved` was given, for a session of the same tokens."""
         rows = DrafterRows(self.window)
         if tensors:

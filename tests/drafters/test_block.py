@@ -168,10 +168,7 @@ def test_history_that_was_saved_drafts_as_before(kind: str, target: DenseTransfo
     expected = next_block(session, drafter)
     state = session._state
     saved = drafter.saved(state.draft_state)
-    if isinstance(drafter, BlockDrafter):
-        state.draft_state = drafter.restored(saved)
-    else:
-        state.draft_state = drafter.restored(session.token_ids, saved)
+    state.draft_state = drafter.restored(session.token_ids, saved)
     assert next_block(session, drafter) == expected
     assert drafter.saved(drafter.start([])) == {}
 
