@@ -539,9 +539,14 @@ def test_leaving_a_stream_cancels_the_turn() -> None:
 
 
 async def test_cancelling_a_task_cancels_the_turn_within_a_round() -> None:
-    model = chat(*["a long answer " * 100] * 3, round_s=0.01)
+    model = chat(*["a long answer"] * 3, round_s=3600.0)
+
+    async def asked(number: int) -> None:
+        while len(engine_of(model).requests) < number:
+            await asyncio.sleep(0.005)
+
     invoke = asyncio.create_task(model.ainvoke("?"))
-    await asyncio.sleep(0.05)
+    await asked(1)
     invoke.cancel()
     with pytest.raises(asyncio.CancelledError):
         await invoke
@@ -552,15 +557,20 @@ async def test_cancelling_a_task_cancels_the_turn_within_a_round() -> None:
             pass
 
     stream = asyncio.create_task(read())
-    await asyncio.sleep(0.05)
+    await asked(2)
     stream.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stream
     assert engine_of(model).num_cancelled == 2
 
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
+    async def wait_no_longer_than_the_start() -> None:
+        async with asyncio.timeout(None) as limit:
+            started = asyncio.create_task(asked(3))
+            started.add_done_callback(lambda _: limit.reschedule(0.0))
             await model.ainvoke("?")
+
+    with pytest.raises(TimeoutError):
+        await wait_no_longer_than_the_start()
     assert engine_of(model).num_cancelled == 3
 
 

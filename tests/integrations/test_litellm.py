@@ -266,7 +266,7 @@ def test_a_timeout_is_enforced_and_frees_the_turn(
 
 
 def test_closing_a_stream_cancels_the_turn(script: Script) -> None:
-    engine = script("A long answer. " * 50)
+    engine = script("A long answer. " * 500, round_s=0.05)  # minutes, if nobody ends it
     stream = ask(stream=True)
     next(stream)
     del stream
