@@ -61,7 +61,7 @@ demo: $(VENV)/.installed-demo
 
 TWO_WORKERS = --numprocesses 2 --dist loadfile
 TRACED = tests/chat tests/decoding tests/drafters tests/sessions tests/cli/test_sessions.py \
-  tests/test_engine_tiers.py tests/test_errors.py
+  tests/engine/test_tiers.py tests/test_errors.py
 
 test: $(VENV)/.installed-dev
 ifdef TESTS

@@ -26,7 +26,7 @@ def set_up(namespace: dict[str, object]) -> None:
 
     def script(*turns: str | Callable[..., str]) -> None:
         engine = ScriptedEngine(turns, model_name="nano")
-        patch.setattr("dlite_agent.engine.Engine.shared", lambda *_: engine)
+        patch.setattr("dlite_agent.engine.engine.Engine.shared", lambda *_: engine)
 
     namespace["script"] = script
 

@@ -28,7 +28,6 @@ from dlite_agent.errors import (
 )
 
 if TYPE_CHECKING:
-    from dlite_agent.agent_session import AgentSession
     from dlite_agent.backend import ChatBackend, ChatRequest
     from dlite_agent.chat.messages import (
         Message,
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
     )
     from dlite_agent.chat.miss import Miss
     from dlite_agent.config import EngineConfig, SamplingParams
-    from dlite_agent.engine import Engine
+    from dlite_agent.engine.agent_session import AgentSession
+    from dlite_agent.engine.engine import Engine
     from dlite_agent.integrations.langchain import ChatDLite
     from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
     from dlite_agent.rope_scaling import RopeScaling
@@ -86,11 +86,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AgentSession": "dlite_agent.agent_session",
+    "AgentSession": "dlite_agent.engine.agent_session",
     "ChatBackend": "dlite_agent.backend",
     "ChatDLite": "dlite_agent.integrations.langchain",
     "ChatRequest": "dlite_agent.backend",
-    "Engine": "dlite_agent.engine",
+    "Engine": "dlite_agent.engine.engine",
     "EngineConfig": "dlite_agent.config",
     "Generation": "dlite_agent.outputs",
     "GenerationChunk": "dlite_agent.outputs",

@@ -27,7 +27,8 @@ from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.load import drafter_beside
-from dlite_agent.drafting import make_drafter
+from dlite_agent.engine.drafting import make_drafter
+from dlite_agent.engine.tasks import unheard
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import (
@@ -38,7 +39,6 @@ from dlite_agent.models.weights import (
 )
 from dlite_agent.sampling import KeyedNoise
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import unheard
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 
 __all__ = ["AcceptanceOptions", "bench_acceptance"]

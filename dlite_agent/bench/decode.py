@@ -27,13 +27,13 @@ from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.drafting import make_drafter
+from dlite_agent.engine.drafting import make_drafter
+from dlite_agent.engine.loading import load_engine_target
+from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.loading import load_engine_target
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import Progress, unheard
 from dlite_agent.testing import NoisyDrafter
 from dlite_agent.tokenizer import CheckpointTokenizer, load_tokenizer
 

@@ -27,12 +27,12 @@ from dlite_agent.decoding.steps import run_together
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.null import NullDrafter
-from dlite_agent.drafting import make_drafter
-from dlite_agent.loading import load_engine_target
+from dlite_agent.engine.drafting import make_drafter
+from dlite_agent.engine.loading import load_engine_target
+from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_overhead"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dlite_agent.bench.report import BenchResult, conditions
 from dlite_agent.config import Quantization
+from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import (
@@ -22,7 +23,6 @@ from dlite_agent.models.weights import (
     resolve_checkpoint,
     stored_format,
 )
-from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_quality"]

@@ -15,12 +15,12 @@ from dlite_agent.bench.report import BenchResult, conditions
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.suffix import SuffixDrafter
+from dlite_agent.engine.loading import load_engine_target
+from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.loading import load_engine_target
 from dlite_agent.models.weights import resolve_checkpoint
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
-from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import load_tokenizer
 
 __all__ = ["bench_restore"]

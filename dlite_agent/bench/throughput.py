@@ -27,10 +27,10 @@ from dlite_agent.bench.machine import bench_clock
 from dlite_agent.bench.report import BenchResult, Value, conditions
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.tasks import Event, Failure, Finished, Progress, unheard
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import GenerationChunk
-from dlite_agent.service import ModelService, load_service
-from dlite_agent.tasks import Event, Failure, Finished, Progress, unheard
 
 __all__ = ["CONCURRENCY", "bench_throughput"]
 

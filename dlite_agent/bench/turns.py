@@ -23,13 +23,13 @@ from dlite_agent.bench.transcripts import read_transcript
 from dlite_agent.bench.turn_generator import PRESETS, generate_transcript
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.engine.forecast import RecordedRequest, answer_ids
+from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.errors import ConfigurationError
-from dlite_agent.forecast import RecordedRequest, answer_ids
 from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.outputs import TurnStats
-from dlite_agent.service import ModelService, load_service
-from dlite_agent.tasks import Progress, unheard
 from dlite_agent.tokenizer import CheckpointTokenizer
 
 __all__ = ["MODES", "TurnsOptions", "bench_turns", "turns_json"]

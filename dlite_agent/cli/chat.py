@@ -22,7 +22,7 @@ from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import Generation, TurnStats
 
 if TYPE_CHECKING:
-    from dlite_agent.tasks import EngineInfo
+    from dlite_agent.engine.tasks import EngineInfo
 
 __all__ = ["Conversation", "add_arguments", "converse", "run", "status_line"]
 
@@ -169,7 +169,7 @@ class Conversation:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load the model, then read lines from standard input until it ends."""
-    from dlite_agent.engine import Engine
+    from dlite_agent.engine.engine import Engine
 
     sampling = SamplingParams(
         temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed

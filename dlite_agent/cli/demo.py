@@ -126,7 +126,7 @@ def run_demo(
 
 
 def _opener(arguments: argparse.Namespace) -> OpenBackend:
-    from dlite_agent.engine import Engine
+    from dlite_agent.engine.engine import Engine
 
     def open_backend(policy: ReusePolicy) -> AbstractContextManager[ChatBackend]:
         config = EngineConfig(

@@ -73,7 +73,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from dlite_agent.drafters.eagle3 import Eagle3Drafter
     from dlite_agent.drafters.load import load_drafter
     from dlite_agent.drafters.self_test import self_test
-    from dlite_agent.drafting import question_ids
+    from dlite_agent.engine.drafting import question_ids
     from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint
 
     checkpoint = resolve_checkpoint(arguments.model, None)

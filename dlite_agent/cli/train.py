@@ -16,7 +16,7 @@ from dlite_agent.cli.console import note, table, write
 from dlite_agent.config import EngineConfig
 
 if TYPE_CHECKING:
-    from dlite_agent.loading import LoadedModel
+    from dlite_agent.engine.loading import LoadedModel
     from dlite_agent.models.dlite_config import DLiteConfig
     from dlite_agent.training.conversations import Conversation
     from dlite_agent.training.recipe import Recipe
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one step of a recipe."""
-    from dlite_agent.loading import load_model
+    from dlite_agent.engine.loading import load_model
     from dlite_agent.training.recipe import find_recipe, read_recipe
 
     recipe = read_recipe(find_recipe(arguments.recipe), arguments.overrides)

@@ -14,7 +14,7 @@ from dlite_agent.errors import ConfigurationError
 if TYPE_CHECKING:
     from dlite_agent.chat.renderer import Renderer
     from dlite_agent.config import HistoryMode
-    from dlite_agent.forecast import RecordedRequest, TurnForecast
+    from dlite_agent.engine.forecast import RecordedRequest, TurnForecast
 
 __all__ = [
     "TranscriptReport",
@@ -95,7 +95,7 @@ def as_json(reports: Sequence[TranscriptReport]) -> list[dict[str, object]]:
 def _report(
     name: str, requests: list[RecordedRequest], renderer: Renderer, history: HistoryMode
 ) -> TranscriptReport:
-    from dlite_agent.forecast import amplification, forecast
+    from dlite_agent.engine.forecast import amplification, forecast
 
     turns = forecast(requests, renderer, history=history)
     return TranscriptReport(
@@ -148,7 +148,7 @@ def _read(path: Path) -> list[RecordedRequest]:
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{path.name!r} is no JSON: {error}; {_ADVICE_FORM}") from error
     if path.suffix == ".json" and isinstance(found[0], Mapping) and "messages" in found[0]:
-        from dlite_agent.forecast import requests_of
+        from dlite_agent.engine.forecast import requests_of
 
         whole = _request(found[0], path.name)
         requests = requests_of(whole.messages, whole.tools)
@@ -168,7 +168,7 @@ def _unwrapped(found: object) -> list[object]:
 
 def _request(item: object, name: str) -> RecordedRequest:
     from dlite_agent.chat.openai_format import messages_from_openai, tools_from_openai
-    from dlite_agent.forecast import RecordedRequest
+    from dlite_agent.engine.forecast import RecordedRequest
 
     body = item.get("request", item) if isinstance(item, Mapping) else None
     if not isinstance(body, Mapping) or not isinstance(body.get("messages"), list):

@@ -15,13 +15,13 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from dlite_agent.agent_session import AgentSession
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import ToolSpec
 from dlite_agent.chat.openai_format import tools_from_openai
 from dlite_agent.chat.openai_sampling import num_choices_from_openai, sampling_from_openai
 from dlite_agent.config import EngineConfig
-from dlite_agent.engine import Engine
+from dlite_agent.engine.agent_session import AgentSession
+from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
 from dlite_agent.integrations.langchain_errors import langchain_errors
 from dlite_agent.integrations.langchain_messages import (

@@ -16,7 +16,7 @@ from litellm.types.utils import ModelResponse, ModelResponseStream
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.config import EngineConfig
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import UnsupportedParameterError
 from dlite_agent.integrations.litellm_blocking import iterate
 from dlite_agent.integrations.litellm_errors import PROVIDER, litellm_errors

@@ -19,7 +19,7 @@ from pathlib import Path
 from dlite_agent.config import EngineConfig
 from dlite_agent.drafters.dlite import load_dlite
 from dlite_agent.drafters.null import NullDrafter
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.models.weights import fingerprint, load_target, resolve_checkpoint

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import get_args
 
 from dlite_agent.backend import ChatBackend
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.nano.agent import AgentRun, run_repair
 from dlite_agent.nano.mini_agent import run_mini
 from dlite_agent.nano.world import Size, Task, make_task

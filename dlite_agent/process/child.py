@@ -13,9 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.config import EngineConfig
-from dlite_agent.errors import DLiteError
-from dlite_agent.process.channel import Channel
-from dlite_agent.tasks import (
+from dlite_agent.engine.tasks import (
     CountTokens,
     Event,
     Failure,
@@ -27,7 +25,9 @@ from dlite_agent.tasks import (
     Service,
     Task,
 )
-from dlite_agent.worker import Worker
+from dlite_agent.engine.worker import Worker
+from dlite_agent.errors import DLiteError
+from dlite_agent.process.channel import Channel
 
 __all__ = ["serve"]
 
@@ -99,7 +99,7 @@ class _Server:
         def load(progress: Progress) -> Service:
             import torch  # here, so that the main thread reads cancels while it is imported
 
-            from dlite_agent.service import load_service
+            from dlite_agent.engine.service import load_service
 
             if config.threads is not None:
                 torch.set_num_threads(config.threads)

@@ -22,10 +22,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from dlite_agent.config import EngineConfig
-from dlite_agent.errors import CapacityError, ConfigurationError, DLiteError
-from dlite_agent.outputs import GenerationChunk
-from dlite_agent.process.channel import Channel
-from dlite_agent.tasks import (
+from dlite_agent.engine.tasks import (
     Count,
     EngineInfo,
     Event,
@@ -41,6 +38,9 @@ from dlite_agent.tasks import (
     fresh,
     notify,
 )
+from dlite_agent.errors import CapacityError, ConfigurationError, DLiteError
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.process.channel import Channel
 
 __all__ = ["ProcessHost"]
 

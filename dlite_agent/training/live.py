@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
+from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.errors import CapacityError, ConfigurationError
-from dlite_agent.loading import LoadedModel
 from dlite_agent.models.device import free_memory_bytes
 from dlite_agent.training.conversations import Conversation
 from dlite_agent.training.files import write_json

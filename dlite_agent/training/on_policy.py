@@ -17,7 +17,7 @@ from dlite_agent.chat.messages import JSON
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.null import NullDrafter
-from dlite_agent.loading import LoadedModel
+from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
 from dlite_agent.training.capture import Transcript, capture

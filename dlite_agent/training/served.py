@@ -11,8 +11,8 @@ import torch
 
 from dlite_agent.chat.messages import JSON, Message
 from dlite_agent.drafters.dlite import load_dlite
+from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.errors import DrafterMismatchError
-from dlite_agent.loading import LoadedModel
 from dlite_agent.models.dlite_files import read_dlite
 from dlite_agent.models.weights import fingerprint, resolve_checkpoint
 from dlite_agent.training.evaluate import MAX_DIFFERENCE, Turn, check_served, serve

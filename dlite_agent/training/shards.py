@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.errors import CapacityError, ConfigurationError
-from dlite_agent.loading import LoadedModel
 from dlite_agent.training.conversations import Conversation
 from dlite_agent.training.evaluate import Turn
 from dlite_agent.training.files import write_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlite_agent.loading import LoadedModel
+from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.models.dlite_config import DLiteConfig
 from dlite_agent.training.conversations import Conversation
 from dlite_agent.training.live import LiveSource

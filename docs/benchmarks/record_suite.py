@@ -18,7 +18,7 @@ from pathlib import Path
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.openai_format import message_to_openai
 from dlite_agent.config import EngineConfig
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.nano.agent import RecordingBackend, run_repair
 from dlite_agent.nano.evaluate import SEED_STRIDE
 from dlite_agent.nano.mini_agent import run_mini

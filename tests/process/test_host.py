@@ -17,7 +17,7 @@ import pytest
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
@@ -163,7 +163,7 @@ def test_the_line_of_a_turn_reaches_the_host_s_log(
 ) -> None:
     with caplog.at_level(logging.INFO, logger="dlite_agent"):
         engine.generate(Agent("log it").request())
-    lines = [r.getMessage() for r in caplog.records if r.name == "dlite_agent.turn"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "dlite_agent.engine.turn"]
     assert len(lines) == 1
     assert lines[0].startswith("turn session=")
 
@@ -192,7 +192,7 @@ def test_a_script_needs_no_main_guard_and_the_child_ends_with_it(
     script = tmp_path / "script.py"
     code = f"""
 import os, signal
-from dlite_agent.engine import Engine
+from dlite_agent.engine.engine import Engine
 from dlite_agent.config import EngineConfig
 engine = Engine(EngineConfig(model={config.model!r}, max_kv_bytes=2**24, isolation="process"))
 engine.load()

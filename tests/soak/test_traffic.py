@@ -19,8 +19,8 @@ import pytest
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
+from dlite_agent.engine.service import ModelService, load_service
 from dlite_agent.outputs import Generation, GenerationChunk
-from dlite_agent.service import ModelService, load_service
 from tests.conversations import Agent, respaced
 from tests.tiny_checkpoint import write_checkpoint
 

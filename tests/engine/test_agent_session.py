@@ -1,0 +1,139 @@
+"""Conversations that branch, go back and are fed, on a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dlite_agent.chat.messages import Message
+from dlite_agent.config import EngineConfig
+from dlite_agent.engine.agent_session import AgentSession
+from dlite_agent.engine.engine import Engine
+from dlite_agent.errors import RequestError, SessionError
+from tests.conversations import READ_FILE, sampled
+from tests.tiny_checkpoint import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_positions=4096)
+    config = EngineConfig(model=str(folder), dtype="float64", drafter="null")
+    with Engine(config) as engine:
+        yield engine
+
+
+def calling(engine: Engine, task: str) -> AgentSession:
+    """A session whose last answer calls a tool."""
+    session = AgentSession(engine, tools=[READ_FILE])
+    said = [Message("system", "Read files."), Message("user", task)]
+    for seed in range(50):
+        turn = session.turn(*said, sampling=sampled(seed, 30))
+        if turn.message.tool_calls:
+            return session
+        said = [Message("user", "Call a tool.")]
+    raise AssertionError("it never calls")
+
+
+def result(session: AgentSession, text: str) -> Message:
+    return Message("tool", text, tool_call_id=session.messages[-1].tool_calls[0].id)
+
+
+def test_a_tool_that_is_read_while_it_prints_is_prefilled_when_it_ends(engine: Engine) -> None:
+    session = calling(engine, "feed me")
+    lines = [f"    line {number}: x = {number}\n" for number in range(12)]
+    for count in (3, 6, 6, 9):
+        session.feed("".join(lines[:count]) + "    half a li")
+    turn = session.turn(result(session, "".join(lines)), sampling=sampled(1, 20))
+    stats = turn.stats
+    fed = len("".join(lines[:9]))
+    assert 0 < stats.prefilled_tokens <= stats.new_tokens - fed + 20
+    assert stats.fed_tokens >= fed
+    cold = AgentSession(engine, tenant="cold", tools=[READ_FILE], history="as_generated")
+    assert cold.name != session.name
+
+
+def test_a_result_that_ends_otherwise_drops_what_was_fed(engine: Engine) -> None:
+    session = calling(engine, "feed me nonsense")
+    unfed = session.fork()
+    session.feed("nothing of this\nwill be in the result\n")
+    turn = session.turn(result(session, "another text"), sampling=sampled(1, 20))
+    plain = unfed.turn(result(unfed, "another text"), sampling=sampled(1, 20))
+    assert turn.prompt_token_ids == plain.prompt_token_ids
+    assert turn.token_ids == plain.token_ids
+    assert turn.stats.fed_tokens < 20
+
+
+def test_feeding_needs_a_call_that_waits(engine: Engine) -> None:
+    session = AgentSession(engine)
+    with pytest.raises(RequestError, match="no call waits"):
+        session.feed("text")
+    session = calling(engine, "feed me after")
+    for call in session.messages[-1].tool_calls:
+        session.messages.append(Message("tool", "done", tool_call_id=call.id))
+    with pytest.raises(RequestError, match="no call waits"):
+        session.feed("text")
+
+
+def test_branches_share_what_was_said_and_disturb_nobody(engine: Engine) -> None:
+    session = calling(engine, "branch")
+    branches = [session.fork(), session.fork("named")]
+    assert branches[1].name == "named"
+    for branch in (session, *branches):
+        stats = branch.turn(result(branch, "ok"), sampling=sampled(3, 10)).stats
+        assert stats.prefilled_tokens <= stats.new_tokens + 20
+    before = len(session.messages)
+    assert len(branches[0].messages) == before
+    branches[0].rewind(2)
+    assert len(session.messages) == before
+
+
+def test_a_session_that_went_back_goes_on_from_there(engine: Engine) -> None:
+    session = calling(engine, "go back")
+    length = len(session.messages)
+    first = session.turn(result(session, "ok"), sampling=sampled(4, 20))
+    session.rewind(length)
+    again = session.turn(result(session, "ok"), sampling=sampled(4, 20))
+    assert again.token_ids == first.token_ids
+    assert again.stats.prefilled_tokens <= 2
+    with pytest.raises(ValueError, match="num_messages"):
+        session.rewind(100)
+
+
+def test_another_answer_costs_a_token_of_prefill(engine: Engine) -> None:
+    session = calling(engine, "again")
+    first = session.turn(result(session, "ok"), sampling=sampled(5, 20))
+    length = len(session.messages)
+    other = session.regenerate()
+    assert other.prompt_token_ids == first.prompt_token_ids
+    assert other.token_ids != first.token_ids
+    assert other.stats.prefilled_tokens == 1
+    assert len(session.messages) == length
+    assert session.messages[-1].turn == other.stats.turn
+
+
+def test_an_answer_that_fails_is_not_lost(engine: Engine) -> None:
+    session = calling(engine, "fail")
+    messages = list(session.messages)
+    with pytest.raises(RequestError):
+        session.regenerate(sampled(0, 100_000))
+    assert session.messages == messages
+    with pytest.raises(RequestError, match="no answer"):
+        AgentSession(engine).regenerate()
+
+
+def test_a_turn_that_is_not_read_to_its_end_changes_nothing(engine: Engine) -> None:
+    session = calling(engine, "stop")
+    messages = list(session.messages)
+    stream = session.stream(result(session, "ok"), sampling=sampled(6, 20))
+    next(stream)
+    stream.close()
+    assert session.messages == messages
+
+
+def test_a_closed_session_takes_no_turn(engine: Engine) -> None:
+    session = AgentSession(engine)
+    session.close()
+    for use in (lambda: session.turn(Message("user", "x")), session.fork, lambda: session.feed("")):
+        with pytest.raises(SessionError, match="closed"):
+            use()
