@@ -175,6 +175,15 @@ class Controller:
         if len(own.unread) >= _MAX_UNREAD:
             self._read(own)
 
+    def read_rows(
+        self, state: DraftState | None, hidden: TargetHidden, first_position: int
+    ) -> None:
+        """Give the taps of kept rows to the sources that read all positions."""
+        own = _own(state)
+        self._read(own)
+        for part, asked in zip(own.parts, self.asked_sources, strict=True):
+            asked.read_rows(part.drafts, hidden, first_position)
+
     def truncate_to(self, state: DraftState | None, length: int) -> None:
         """Forget ids from `length` on; what was learnt stays."""
         own = _own(state)
@@ -228,9 +237,7 @@ class Controller:
         if best is None or not self._stake(own.parts[number].record, best, prices):
             return _NOTHING
         block = DraftBlock(
-            best.token_ids[: best.length],
-            best.confidence[: best.length],
-            best.origin,
+            best.token_ids[: best.length], best.confidence[: best.length], best.origin
         )
         is_whole = best.length == len(best.token_ids) < occasion.budget
         if is_whole and len(own.parts) > 1 and math.prod(best.chances) >= _MIN_REACHED:
@@ -250,7 +257,7 @@ class Controller:
             is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
             if number and usual_s <= known_s and not is_time_to_look:
                 continue
-            if not _may_ask(own, part, asked, prices):
+            if not asked.may_ask(part.record, own.round_number, prices):
                 continue
             started_s = self._clock() if self._clock is not None else 0.0
             self._read(own)
@@ -285,7 +292,7 @@ class Controller:
             drafter = asked.source.drafter
             if other == number or drafter.requires.layer_ids:
                 continue  # the taps of the block's last token are not there yet
-            if not _may_ask(own, part, asked, prices):
+            if not asked.may_ask(part.record, own.round_number, prices):
                 continue
             self._read(own)
             drafter.commit(part.drafts, list(block.token_ids))
@@ -337,12 +344,6 @@ class Controller:
                 break
             num_right += 1
         self._accepted_share += _SHARE_STEP * (num_right / len(drafted) - self._accepted_share)
-
-
-def _may_ask(own: ControllerState, part: _Part, asked: AskedSource, prices: Prices) -> bool:
-    """Whether a source's balances can pay for asking it now."""
-    usual_gain_s = asked.usual_gain * prices.plain_s
-    return part.record.settle(own.round_number, prices.plain_s, asked.asking_s, usual_gain_s)
 
 
 def _own(state: DraftState | None) -> ControllerState:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from dlite_agent.decoding.acceptance import AcceptanceCounts, evidence_cell
 from dlite_agent.decoding.draft_length import best_length
 from dlite_agent.decoding.track_record import TrackRecord
-from dlite_agent.drafters.drafter import Drafter, DraftState
+from dlite_agent.drafters.drafter import Drafter, DraftState, read_rows
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
 
@@ -121,6 +121,19 @@ class AskedSource:
 
     def __post_init__(self) -> None:
         self.asking_s = self.source.asking_s
+
+    def may_ask(self, record: TrackRecord, round_number: int, prices: Prices) -> bool:
+        """Whether a session's balances can pay for asking now."""
+        usual_gain_s = self.usual_gain * prices.plain_s
+        return record.settle(round_number, prices.plain_s, self.asking_s, usual_gain_s)
+
+    def read_rows(
+        self, drafts: DraftState | None, hidden: TargetHidden, first_position: int
+    ) -> None:
+        """Give the taps of kept rows to a drafter that reads all positions."""
+        drafter = self.source.drafter
+        own = _taps_of(drafter.requires.layer_ids, hidden)
+        read_rows(drafter, drafts, own, first_position, hidden.states.shape[1])
 
     def candidate(
         self, drafts: DraftState | None, record: TrackRecord, occasion: Occasion, prices: Prices

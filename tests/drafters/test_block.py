@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from dlite_agent.config import SamplingParams
+from dlite_agent.decoding.controller import Controller, ControllerState, Source
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.block import BlockDrafter, BlockState, check_block_fits
 from dlite_agent.drafters.block_cells import make_block_head
-from dlite_agent.drafters.drafter import Drafter
+from dlite_agent.drafters.drafter import Drafter, DraftState
 from dlite_agent.drafters.eagle3 import Eagle3Drafter
 from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.errors import DrafterMismatchError
 from dlite_agent.models.block_network import BlockNetwork
 from dlite_agent.models.block_sequential import head_states
@@ -25,6 +27,7 @@ from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
 from dlite_agent.testing import FaultyTarget, tiny_config, tiny_qwen3
 from tests.block_models import block_config, block_weights, random_tensors
+from tests.decoding.simulated import FLAT
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 97, 93]
 NOISE = KeyedNoise(1)
@@ -70,11 +73,14 @@ def decode(session: Session, params: SamplingParams, count: int) -> list[tuple[i
     return [round_.token_ids for round_ in session.decode(sampler, StopRules(frozenset(), count))]
 
 
-def next_block(session: Session, drafter: Drafter) -> tuple[int, ...]:
-    """What would be drafted now."""
+def next_block(
+    session: Session, drafter: Drafter, history: DraftState | None = None
+) -> tuple[int, ...]:
+    """What would be drafted now, from the session's history or another one."""
     state = session._state
     assert state.pending is not None
-    block = drafter.propose(state.draft_state, state.pending, None, state.position, NOISE, 7)
+    drafts = history or state.draft_state
+    block = drafter.propose(drafts, state.pending, None, state.position, NOISE, 7)
     return block.token_ids
 
 
@@ -103,6 +109,34 @@ def test_output_is_that_of_plain_decoding(
         num_drafts = 6 if kind in ("dflash", "dflash2") else 7
         assert len(next_block(drafted, drafter)) == num_drafts
         drafted.check_invariants()
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2", "eagle3"])
+def test_controller_keeps_a_history_as_the_drafter_alone_does(
+    kind: str, target: DenseTransformer, plain: dict[str, list[int]]
+) -> None:
+    drafter = make(target, kind)
+    controller = Controller([Source(SuffixDrafter()), Source(drafter)], FLAT, clock=None)
+
+    def history(session: Session) -> DraftState | None:
+        state = session._state.draft_state
+        assert isinstance(state, ControllerState)
+        return state.parts[1].drafts
+
+    for name, params in (("greedy", GREEDY), ("sampled", SAMPLED)):
+        alone = Session(target, drafter, session_id="alone", prefill_chunk=4)
+        joined = Session(target, controller, session_id="joined", prefill_chunk=4)
+        for session in (alone, joined):
+            session.sync(PROMPT)
+            decode(session, params, 7)
+            session.rewind(14)
+            decode(session, params, 3)
+        assert joined.token_ids == alone.token_ids == plain[name][:17]
+        expected = next_block(alone, drafter)
+        assert expected
+        assert next_block(joined, drafter, history(joined)) == expected
+        assert next_block(joined, drafter, history(joined.fork(len(joined.token_ids)))) == expected
+        joined.check_invariants()
 
 
 @pytest.mark.parametrize("kind", ["dspark", "dflash2", "eagle3"])
