@@ -18,7 +18,7 @@ from dlite_agent.backend import ChatRequest
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import UnsupportedParameterError
-from dlite_agent.integrations.litellm_blocking import iterate
+from dlite_agent.integrations.blocking import iterate
 from dlite_agent.integrations.litellm_errors import PROVIDER, litellm_errors
 from dlite_agent.integrations.litellm_request import request_from_litellm
 from dlite_agent.integrations.litellm_response import StreamWriter, fill_response

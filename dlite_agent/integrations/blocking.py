@@ -46,7 +46,7 @@ def iterate(source: AsyncGenerator[T, None]) -> Iterator[T]:
         loop.close()
         items.put(_END)
 
-    threading.Thread(target=run, name="dlite-litellm", daemon=True).start()
+    threading.Thread(target=run, name="dlite-reader", daemon=True).start()
     try:
         while not isinstance(item := items.get(), _End):
             yield item
