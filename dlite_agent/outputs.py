@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from dlite_agent.chat.logprobs import TokenLogprob
-from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
+from dlite_agent.chat.messages import JSON, Delta, Message, UnparsedToolCall
 from dlite_agent.chat.miss import Miss
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "Replay",
     "TurnStats",
     "prefill_amplification",
+    "turn_figures",
+    "usage_to_openai",
 ]
 
 FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
@@ -184,3 +187,33 @@ class Generation:
     unparsed: tuple[UnparsedToolCall, ...] = ()
     matched_stop: str | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+
+
+def usage_to_openai(generations: Sequence[Generation]) -> dict[str, JSON]:
+    """OpenAI's `usage` of one prompt and all answers; cached is what no answer had to compute.
+
+    `completion_tokens_details` says nothing of drafts: OpenAI's fields for them mean predictions
+    that a client sends.
+    """
+    stats = [generation.stats for generation in generations]
+    prompt_tokens = stats[0].prompt_tokens
+    completion_tokens = sum(turn.completion_tokens for turn in stats)
+    reasoning_tokens = sum(turn.reasoning_tokens for turn in stats)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(turn.cached_tokens for turn in stats)},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def turn_figures(generation: Generation) -> dict[str, JSON]:
+    """A turn's stats as JSON, with what in it is no call and the stop string that ended it."""
+    turn: dict[str, Any] = asdict(generation.stats)
+    if generation.unparsed:
+        turn["unparsed"] = [asdict(item) for item in generation.unparsed]
+    if generation.matched_stop is not None:
+        turn["matched_stop"] = generation.matched_stop
+    plain: dict[str, JSON] = json.loads(json.dumps(turn))  # lists for tuples, as a client stores it
+    return plain

@@ -29,6 +29,7 @@ __all__ = [
     "messages_from_openai",
     "order_tool_results",
     "parse_arguments",
+    "template_kwargs_from_openai",
     "tools_from_openai",
 ]
 
@@ -89,6 +90,26 @@ def tools_from_openai(tools: Sequence[Mapping[str, object]] | None) -> tuple[Too
             function.get("strict") is True,
         )
     return tuple(specs.values())
+
+
+def template_kwargs_from_openai(body: Mapping[str, object]) -> dict[str, JSON]:
+    """Variables of the chat template.
+
+    `reasoning_effort`, `chat_template_kwargs` and `enable_thinking`; a later one of them wins.
+
+    Raises:
+        UnsupportedParameterError: `chat_template_kwargs` is no object.
+    """
+    kwargs: dict[str, JSON] = {}
+    if body.get("reasoning_effort") is not None:
+        kwargs["enable_thinking"] = body["reasoning_effort"] not in ("none", "disable")
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, Mapping):
+        _refuse("chat_template_kwargs", given, "send an object")
+    kwargs.update(cast(Mapping[str, JSON], given or {}))
+    if body.get("enable_thinking") is not None:
+        kwargs["enable_thinking"] = cast(JSON, body["enable_thinking"])
+    return kwargs
 
 
 def message_to_openai(

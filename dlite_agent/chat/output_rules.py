@@ -14,6 +14,7 @@ __all__ = [
     "OutputRules",
     "ToolChoice",
     "answer_format_from_openai",
+    "output_rules_from_openai",
     "tool_choice_from_openai",
 ]
 
@@ -82,6 +83,19 @@ class OutputRules:
         if choice.mode == "none":
             return ()
         return tuple(tool for tool in tools if not choice.names or tool.name in choice.names)
+
+
+def output_rules_from_openai(body: Mapping[str, object]) -> OutputRules:
+    """All rules of a request: `tool_choice`, `parallel_tool_calls`, `response_format`.
+
+    Raises:
+        UnsupportedParameterError: One of them is something that OpenAI does not know.
+    """
+    return OutputRules(
+        tool_choice_from_openai(body.get("tool_choice")),
+        body.get("parallel_tool_calls") is not False,
+        answer_format_from_openai(body.get("response_format")),
+    )
 
 
 def tool_choice_from_openai(choice: object) -> ToolChoice:

@@ -7,18 +7,17 @@ from dataclasses import fields
 from typing import Any
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.messages import JSON
-from dlite_agent.chat.openai_format import messages_from_openai, tools_from_openai
+from dlite_agent.chat.openai_format import (
+    messages_from_openai,
+    template_kwargs_from_openai,
+    tools_from_openai,
+)
 from dlite_agent.chat.openai_sampling import (
     num_choices_from_openai,
     sampling_from_openai,
     stop_from_openai,
 )
-from dlite_agent.chat.output_rules import (
-    OutputRules,
-    answer_format_from_openai,
-    tool_choice_from_openai,
-)
+from dlite_agent.chat.output_rules import output_rules_from_openai
 from dlite_agent.config import SamplingParams
 from dlite_agent.errors import UnsupportedParameterError
 
@@ -64,11 +63,7 @@ def request_from_litellm(
             f"drop_params=True; known: {', '.join(sorted(_KNOWN))}"
         )
     tools = tools_from_openai(given.get("tools"))
-    rules = OutputRules(
-        tool_choice_from_openai(given.get("tool_choice")),
-        given.get("parallel_tool_calls") is not False,
-        answer_format_from_openai(given.get("response_format")),
-    )
+    rules = output_rules_from_openai(given)
     rules.allowed(tools)
     hint = (
         given.get("session_id")
@@ -80,7 +75,7 @@ def request_from_litellm(
         tools=tools,
         sampling=sampling_from_openai(given),
         session_hint=str(hint) if hint else None,
-        template_kwargs=_template_kwargs(given),
+        template_kwargs=template_kwargs_from_openai(given),
         stop=stop_from_openai(given.get("stop")),
         output=rules,
         num_choices=num_choices_from_openai(given.get("n")),
@@ -91,19 +86,3 @@ def request_from_litellm(
 def _flat(optional_params: Mapping[str, Any]) -> dict[str, Any]:
     extra = optional_params.get("extra_body")
     return {**(extra if isinstance(extra, Mapping) else {}), **optional_params}
-
-
-def _template_kwargs(given: Mapping[str, Any]) -> dict[str, JSON]:
-    """Variables of the chat template; an explicit `enable_thinking` wins over an effort."""
-    kwargs: dict[str, JSON] = {}
-    if "reasoning_effort" in given:
-        kwargs["enable_thinking"] = given["reasoning_effort"] not in ("none", "disable")
-    template_kwargs = given.get("chat_template_kwargs", {})
-    if not isinstance(template_kwargs, Mapping):
-        raise UnsupportedParameterError(
-            f"chat_template_kwargs is {template_kwargs!r}; send an object"
-        )
-    kwargs.update(template_kwargs)
-    if "enable_thinking" in given:
-        kwargs["enable_thinking"] = given["enable_thinking"]
-    return kwargs

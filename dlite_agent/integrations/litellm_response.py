@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from litellm.types.utils import (
@@ -13,7 +11,6 @@ from litellm.types.utils import (
     Message,
     ModelResponse,
     ModelResponseStream,
-    PromptTokensDetailsWrapper,
     StreamingChoices,
     Usage,
 )
@@ -22,7 +19,7 @@ from dlite_agent.chat.logprobs import logprobs_to_openai
 from dlite_agent.chat.messages import Delta as OurDelta
 from dlite_agent.chat.messages import ReasoningDelta, TextDelta
 from dlite_agent.chat.openai_format import message_to_openai
-from dlite_agent.outputs import Generation, GenerationChunk
+from dlite_agent.outputs import Generation, GenerationChunk, turn_figures, usage_to_openai
 
 __all__ = ["StreamWriter", "fill_response"]
 
@@ -65,7 +62,7 @@ class StreamWriter:
             yield self._chunk(StreamingChoices(delta=Delta(content=""), logprobs=logprobs))
         if chunk.generation is None:
             return
-        own = {"dlite": _turn(chunk.generation)}
+        own = {"dlite": turn_figures(chunk.generation)}
         figures = StreamingChoices(delta=Delta(provider_specific_fields=own))
         yield self._chunk(figures, usage=_usage([chunk.generation]))
         reason = chunk.generation.finish_reason
@@ -82,7 +79,7 @@ def _choice(index: int, generation: Generation) -> Choices:
     return Choices(
         finish_reason=generation.finish_reason,
         index=index,
-        message=Message(**message, provider_specific_fields={"dlite": _turn(generation)}),
+        message=Message(**message, provider_specific_fields={"dlite": turn_figures(generation)}),
         logprobs=logprobs,
     )
 
@@ -98,25 +95,6 @@ def _delta(delta: OurDelta) -> Delta:
 
 
 def _usage(generations: Sequence[Generation]) -> Usage:
-    """One prompt and all answers; cached is what no answer had to compute."""
-    stats = [generation.stats for generation in generations]
-    prompt_tokens = stats[0].prompt_tokens
-    completion_tokens = sum(turn.completion_tokens for turn in stats)
-    cached_tokens = min(turn.cached_tokens for turn in stats)
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        reasoning_tokens=sum(turn.reasoning_tokens for turn in stats),
-        prompt_tokens_details=PromptTokensDetailsWrapper(cached_tokens=cached_tokens),
-    )
-
-
-def _turn(generation: Generation) -> dict[str, Any]:
-    turn = asdict(generation.stats)
-    if generation.unparsed:
-        turn["unparsed"] = [asdict(item) for item in generation.unparsed]
-    if generation.matched_stop is not None:
-        turn["matched_stop"] = generation.matched_stop
-    plain: dict[str, Any] = json.loads(json.dumps(turn))  # lists for tuples, as a client stores it
-    return plain
+    figures: dict[str, Any] = usage_to_openai(generations)
+    reasoning_tokens = figures.pop("completion_tokens_details")["reasoning_tokens"]
+    return Usage(**figures, reasoning_tokens=reasoning_tokens)

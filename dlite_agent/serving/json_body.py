@@ -1,0 +1,75 @@
+"""The body of a request: JSON of a limited size, whose strings are text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, cast
+
+from starlette.requests import Request
+
+from dlite_agent.serving.http_errors import StatusError
+
+__all__ = ["read_json"]
+
+_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+async def read_json(http: Request, max_bytes: int) -> dict[str, Any]:
+    """Read a body that is a JSON object.
+
+    It must say that it is JSON: what a web page may send to another site without being asked for
+    permission has other types. Halves of surrogate pairs, which are no text, become U+FFFD.
+
+    Raises:
+        StatusError: 413; it is too large. 415; it is of another type. 400; it is no JSON object.
+    """
+    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"content-type is {kind!r}; send JSON with content-type 'application/json'"
+        raise StatusError(415, message, "unsupported_media_type")
+    data = await _read(http, max_bytes)
+    try:
+        parsed: Any = json.loads(data)
+    except RecursionError:
+        raise StatusError(400, "the body is nested too deep; send a flatter one") from None
+    except ValueError as error:
+        message = f"the body is not valid JSON: {error}; send one JSON object"
+        raise StatusError(400, message, "invalid_json") from None
+    if not isinstance(parsed, dict):
+        message = f"the body is a JSON {type(parsed).__name__}; send an object"
+        raise StatusError(400, message, "invalid_json")
+    if _LONE_SURROGATE.search(data):
+        parsed = _clean(parsed)
+    return cast(dict[str, Any], parsed)
+
+
+async def _read(http: Request, max_bytes: int) -> bytes:
+    declared = http.headers.get("content-length", "0")
+    chunks, size = [], 0
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    async for chunk in http.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(max_bytes: int) -> StatusError:
+    message = (
+        f"the body is larger than {max_bytes} bytes; send less, or start the server with a larger "
+        "--max-body-bytes"
+    )
+    return StatusError(413, message, "request_too_large")
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if isinstance(value, dict):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,89 @@
+"""What a request may hold, for OpenAPI and for the first look at it.
+
+Everything that is not named here is accepted and not looked at, as clients send what other servers
+know. What a field means is decided by `dlite_agent.chat`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["ChatBody", "DLiteOptions", "SamplingBody", "StreamOptions"]
+
+JSONObject = dict[str, Any]
+
+
+class StreamOptions(BaseModel):
+    """How a stream is told.
+
+    Attributes:
+        include_usage: Whether the last event is the usage.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    include_usage: bool | None = None
+
+
+class DLiteOptions(BaseModel):
+    """What OpenAI's format has no field for; `ChatRequest` has the same names.
+
+    Attributes:
+        history: How earlier answers come back.
+        is_partial: The last message is still growing: prefill it and answer nothing.
+        choice_index: Number of the first choice; another one is another answer.
+        closes_calls: A call that runs out of tokens is closed as well.
+    """
+
+    history: Literal["auto", "as_generated", "template"] | None = None
+    is_partial: bool = False
+    choice_index: int = Field(default=0, ge=0, lt=2**31)
+    closes_calls: bool = False
+
+
+class SamplingBody(BaseModel):
+    """What chat and text completions share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    cache_salt: str | None = None
+    metadata: JSONObject | None = None
+
+
+class ChatBody(SamplingBody):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[JSONObject]
+    tools: list[JSONObject] | None = None
+    tool_choice: str | JSONObject | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: JSONObject | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: JSONObject | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = None
+    dlite: DLiteOptions | None = None

@@ -1,0 +1,129 @@
+"""What all endpoints share: the backend, who is let in, and how a stop ends what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.serving.http_errors import StatusError
+from dlite_agent.serving.settings import ServerSettings
+from dlite_agent.serving.turn import ServedTurn
+
+__all__ = ["ServingService"]
+
+_RETRY_AFTER_S = 1
+
+
+class ServingService:
+    """One server's state; used in its event loop only.
+
+    Attributes:
+        max_context: Most tokens of prompt and answer; None until the model is loaded.
+        load_error: Why it cannot be loaded.
+        created_at: When the server began, in Unix seconds.
+    """
+
+    def __init__(self, backend: ChatBackend, settings: ServerSettings) -> None:
+        self.backend = backend
+        self.settings = settings
+        self.max_context: int | None = None
+        self.load_error: Exception | None = None
+        self.created_at = int(datetime.now(UTC).timestamp())
+        self.is_stopping = False
+        self.on_load_error: Callable[[], None] = lambda: None
+        """Called when the model cannot be loaded."""
+        self._turns: set[ServedTurn] = set()
+        self._num_inside = 0
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model."""
+        return self.settings.model_names or (self.backend.model_name,)
+
+    @property
+    def num_running(self) -> int:
+        """Turns that run."""
+        return min(self._num_inside, self.settings.max_running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Turns that wait for one of those to end."""
+        return self._num_inside - self.num_running
+
+    async def load(self) -> None:
+        """Load the model; the event loop does not wait for it."""
+        try:
+            self.max_context = await asyncio.to_thread(lambda: self.backend.max_context)
+        except Exception as error:  # noqa: BLE001  # who started the server raises it
+            self.load_error = error
+            self.on_load_error()
+
+    def check_ready(self) -> int:
+        """The context size of a model that is loaded.
+
+        Raises:
+            StatusError: 503; it is not, or the server stops.
+        """
+        if self.is_stopping:
+            message = "the server is shutting down; send the request to another one"
+            raise StatusError(503, message, "shutting_down", retry_after_s=_RETRY_AFTER_S)
+        if self.load_error is not None:
+            raise StatusError(503, f"the model cannot be loaded: {self.load_error}", "load_failed")
+        if self.max_context is None:
+            message = f"the model {self.model_names[0]!r} is loading; try again soon"
+            raise StatusError(503, message, "loading", retry_after_s=_RETRY_AFTER_S)
+        return self.max_context
+
+    def served_name(self, asked: str | None) -> str:
+        """The name to report for a model that was asked for; none is the first.
+
+        Raises:
+            StatusError: 404; it is another model.
+        """
+        if not asked:
+            return self.model_names[0]
+        if asked not in self.model_names:
+            known = ", ".join(map(repr, self.model_names))
+            message = f"The model {asked!r} does not exist; this server has {known}"
+            raise StatusError(404, message, "model_not_found", param="model")
+        return asked
+
+    def start(self, request: ChatRequest) -> ServedTurn:
+        """Run a request; its turn must be closed.
+
+        Raises:
+            StatusError: 429; too many wait already. 503; see `check_ready`.
+        """
+        self.check_ready()
+        settings = self.settings
+        limit = settings.max_running + settings.max_queue
+        # A request with many choices is let in where nobody is, as it could never be else.
+        if self._num_inside and self._num_inside + request.num_choices > limit:
+            raise StatusError(
+                429,
+                f"{self.num_running} turns run and {self.num_waiting} wait; try again later, send "
+                "fewer at a time, or start the server with a larger --max-queue",
+                "queue_full",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self._num_inside += request.num_choices
+
+        def leave() -> None:
+            self._num_inside -= request.num_choices
+            self._turns.discard(turn)
+
+        turn = ServedTurn(self.backend, request, lambda _: None, leave)
+        self._turns.add(turn)
+        return turn
+
+    def stop(self) -> None:
+        """Let nobody in any more, and cancel what still runs when its time is over."""
+        self.is_stopping = True
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.settings.shutdown_timeout_s, self._cancel_all)
+
+    def _cancel_all(self) -> None:
+        for turn in tuple(self._turns):
+            turn.fail(StatusError(503, "the server was stopped during this turn", "shutting_down"))
