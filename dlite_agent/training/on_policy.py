@@ -2,12 +2,14 @@
 
 Each turn's prompt is the recorded history; the answer is the target's own, in the template and the
 thinking mode that the drafter is to be served in. The prompt is computed once: the session goes
-from turn to turn, and the answer's rows are forwarded again on a fork for their taps.
+from turn to turn, copies are drafted, and the answer's rows are forwarded again on a fork for their
+taps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,8 +17,9 @@ from torch.nn import functional
 
 from dlite_agent.chat.messages import JSON
 from dlite_agent.config import SamplingParams
+from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.drafters.null import NullDrafter
+from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
@@ -131,14 +134,14 @@ class AnsweredTurns:
     def _answer(self, prompt: list[int], follows_tool: bool, is_heldout: bool) -> Answered | None:
         model, options = self._model, self._options
         if self._session is None:
-            self._session = Session(model.target, NullDrafter(), session_id="capture")
+            self._session = Session(model.target, SuffixDrafter(), session_id="capture")
         session = self._session
         session.sync(prompt)
         params = SamplingParams(temperature=options.temperature, top_k=0, top_p=1.0)
         sampler = Sampler(params, KeyedNoise.derive(options.seed, 0, prompt))
-        for _ in session.decode(sampler, StopRules(model.stop_token_ids, options.max_answer)):
-            pass
-        answer = session.token_ids[len(prompt) :]
+        limits = StopRules(model.stop_token_ids, options.max_answer)
+        with closing(session.decode(sampler, limits)) as rounds:
+            answer = _until_loop(rounds, options.loop_size)
         if len(answer) < 2:
             return None
         wants_window = options.max_windows > 0 and (is_heldout or self._windows_left > 0)
@@ -158,3 +161,19 @@ class AnsweredTurns:
         turn = Turn(prompt, answer)
         window = rows if wants_window else None
         return Answered(is_heldout, turn, rows.part(slice(num_before, None)), window)
+
+
+def _until_loop(rounds: Iterable[Round], size: int) -> list[int]:
+    """The ids of an answer, up to where `size` of them are there a second time; 0: all."""
+    answer: list[int] = []
+    seen: set[tuple[int, ...]] = set()
+    for round_ in rounds:
+        for token_id in round_.token_ids:
+            answer.append(token_id)
+            if not size or len(answer) < size:
+                continue
+            last = tuple(answer[-size:])
+            if last in seen:
+                return answer[:-size]
+            seen.add(last)
+    return answer

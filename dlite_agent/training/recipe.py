@@ -42,6 +42,8 @@ class CaptureOptions:
         window: Most positions before an answer that a window has.
         max_context: Turns with a longer prompt are left out.
         max_answer: Most tokens that the target writes for a turn.
+        loop_size: Its answer ends before so many tokens that it already has in this order, as small
+            targets repeat themselves; 0: it ends where the target ends it.
         temperature: It writes with; 0 is greedy.
         enable_thinking: Passed to the chat template; null leaves its default. The mode that it will
             be served in.
@@ -57,6 +59,7 @@ class CaptureOptions:
     window: int = 2_048
     max_context: int = 16_384
     max_answer: int = 1_024
+    loop_size: int = 0
     temperature: float = 0.0
     enable_thinking: bool | None = None
     heldout: int = 20
@@ -73,8 +76,9 @@ class CaptureOptions:
         for name in ("max_records", "max_context", "shard_records", "window"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; use at least 1")
-        if self.max_windows < 0:
-            raise ConfigurationError(f"max_windows is {self.max_windows!r}; use at least 0")
+        for name in ("max_windows", "loop_size"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name} is {getattr(self, name)!r}; use at least 0")
         if self.heldout < 2 or self.max_answer < 2 or self.temperature < 0:
             raise ConfigurationError(
                 f"heldout={self.heldout!r}, max_answer={self.max_answer!r}, temperature="
