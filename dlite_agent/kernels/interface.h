@@ -5,7 +5,7 @@
 
 typedef int64_t count;
 
-/* ---- row_kernels.c ---- */
+/* ---- row_kernels.c, attention_kernels.c, tile_attention.c ---- */
 
 typedef struct {
     count num_heads, num_kv_heads, head_dim;
@@ -18,6 +18,9 @@ typedef struct {
     float eps;
     int is_normed, is_bf16, threads;
 } heads;
+
+#define CHUNK 512    /* keys of one task of attention */
+#define MAX_ROWS 128 /* query rows that share a kv head in one task */
 
 typedef struct {
     count first_row, num_rows; /* of the queries */
@@ -40,7 +43,7 @@ typedef struct {
     float *partial;     /* of each task: [K, rows of the part * G, D + 2] */
     const count *partial_at; /* [num_tasks]: where in `partial` a task's results start */
     count num_parts, num_tasks;
-    int is_bf16, threads;
+    int is_bf16, uses_tiles, threads;
 } attention;
 
 void dlite_norm(const void *x, const void *delta, const float *weight, void *total, void *out,
@@ -48,6 +51,8 @@ void dlite_norm(const void *x, const void *delta, const float *weight, void *tot
 void dlite_swiglu(const void *gate_up, void *out, count rows, count size, int is_bf16, int threads);
 void dlite_heads(const void *qkv, const heads *h, count rows);
 void dlite_attend(const attention *a);
+void dlite_attend_tiles(const attention *a, const part *p, count chunk, count kv_head,
+                        float *partial);
 
 /* ---- linear_kernels.c ---- */
 

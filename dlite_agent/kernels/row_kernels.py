@@ -47,7 +47,7 @@ class _Attention(ctypes.Structure):
         *((name, _pointer) for name in ("queries", "keys", "values", "out", "parts", "spans")),
         *((name, _pointer) for name in ("tasks", "partial", "partial_at")),
         *((name, _count) for name in ("num_parts", "num_tasks")),
-        *((name, ctypes.c_int) for name in ("is_bf16", "threads")),
+        *((name, ctypes.c_int) for name in ("is_bf16", "uses_tiles", "threads")),
     ]
 
 
@@ -200,6 +200,7 @@ class RowPlan:
         self._attention.parts, self._attention.spans, self._attention.tasks = at[1:4]
         self._attention.partial, self._attention.partial_at = self._partial.data_ptr(), at[4]
         self._attention.num_tasks = len(layout.partial_at)
+        self._attention.uses_tiles = kernels.has_tiles
         self._attention.threads = _threads(layout.work)
 
     @staticmethod
