@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import ToolSpec
-from dlite_agent.chat.openai_format import tools_from_openai
 from dlite_agent.chat.openai_sampling import num_choices_from_openai, sampling_from_openai
-from dlite_agent.config import EngineConfig
-from dlite_agent.engine.agent_session import AgentSession
-from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
+from dlite_agent.integrations.langchain_engine import ChatWithEngine, Tool
 from dlite_agent.integrations.langchain_errors import langchain_errors
 from dlite_agent.integrations.langchain_messages import (
     ChunkWriter,
     chat_result,
-    messages_from_langchain,
 )
 from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS
 from dlite_agent.integrations.langchain_request import (
-    CALL_DEFAULTS,
     SAMPLING_OPTIONS,
     canonical_options,
     output_rules_from_call,
-    refuse_to_stream,
-    request_from_call,
+    timeout_from_call,
 )
 from dlite_agent.integrations.langchain_structured import (
     StructuredMethod,
@@ -44,17 +37,16 @@ from dlite_agent.integrations.langchain_structured import (
     structured_parser,
     with_raw,
 )
-from dlite_agent.integrations.langchain_threads import ChatWithThreads
-from dlite_agent.models.rope_config import declared_positions
+from dlite_agent.integrations.langchain_turn import ChatTurn
+from dlite_agent.outputs import Generation
 
 __all__ = ["ChatDLite"]
 
 # Reported only where they are not the default.
 _SILENT = ("kv_disk", "max_batch", "max_queue", "reproducible", "audit", "n")
-Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
-class ChatDLite(ChatWithThreads):
+class ChatDLite(ChatWithEngine):
     """Qwen3 in this process, with a session that outlasts the call.
 
     Constructing it loads nothing; the first call does. Objects with the same engine options share
@@ -86,7 +78,9 @@ class ChatDLite(ChatWithThreads):
                 f"{unknown[0]!r} is not an option of ChatDLite; known: {known}"
             )
         super().__init__(**{"model": model, **options})
+        self._has_final_profile = options.get("profile") is not None
         self._engine_config(self.model)
+        timeout_from_call({}, self.timeout)
         sampling_from_openai({name: getattr(self, name) for name in SAMPLING_OPTIONS})
         num_choices_from_openai(self.n)
 
@@ -99,26 +93,6 @@ class ChatDLite(ChatWithThreads):
     def get_lc_namespace(cls) -> list[str]:
         """Where the public name is, whatever module defines it."""
         return ["dlite_agent"]
-
-    def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
-        """A conversation that keeps its own transcript, with this model's engine.
-
-        Its `fork` branches off, its `rewind` goes back. It speaks `dlite_agent.Message`; sampling
-        is that of each turn, not of this object.
-
-        Args:
-            name: Where the engine looks first; None makes one up.
-            tools: What the model may call, in any form that `bind_tools` takes.
-        """
-        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools])
-        thinking = self.enable_thinking
-        return AgentSession(
-            self._backend(),
-            name,
-            tools=specs,
-            history=None if self.history == "auto" else self.history,
-            template_kwargs={} if thinking is None else {"enable_thinking": thinking},
-        )
 
     @property
     def _llm_type(self) -> str:
@@ -140,26 +114,6 @@ class ChatDLite(ChatWithThreads):
         params = super()._get_ls_params(stop=stop or own, **kwargs)
         params["ls_provider"] = "dlite"
         return params
-
-    def _resolve_model_profile(self) -> ModelProfile | None:
-        profile = ModelProfile(
-            open_weights=True,
-            text_inputs=True,
-            text_outputs=True,
-            image_inputs=False,
-            audio_inputs=False,
-            video_inputs=False,
-            tool_calling=True,
-            tool_call_streaming=True,
-            tool_choice=True,
-            structured_output=True,
-            reasoning_output=True,
-            temperature=True,
-        )
-        max_context = self.max_context or declared_positions(self.model, self.rope_scaling)
-        if max_context is not None:
-            profile["max_input_tokens"] = max_context
-        return profile
 
     def bind_tools(
         self,
@@ -225,17 +179,6 @@ class ChatDLite(ChatWithThreads):
         parser = structured_parser(schema, method)
         return with_raw(model, parser) if include_raw else model | parser
 
-    def get_num_tokens_from_messages(
-        self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None
-    ) -> int:
-        """Exact length of the rendered messages and tools, without a generation prompt.
-
-        Loads the model.
-        """
-        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools or ()])
-        with langchain_errors():
-            return self._backend().count_tokens(messages_from_langchain(messages), specs)
-
     def get_token_ids(self, text: str) -> list[int]:
         """Not supported; see `get_num_tokens_from_messages`."""
         if self.custom_get_token_ids is not None:
@@ -260,8 +203,8 @@ class ChatDLite(ChatWithThreads):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            return chat_result(backend.generate_choices(request), backend.model_name)
+            turn = self._turn(messages, stop, kwargs)
+            return self._result(turn, turn.answers())
 
     async def _agenerate(
         self,
@@ -271,8 +214,8 @@ class ChatDLite(ChatWithThreads):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            return chat_result(await backend.agenerate_choices(request), backend.model_name)
+            turn = self._turn(messages, stop, kwargs)
+            return self._result(turn, await turn.aanswers())
 
     def _stream(
         self,
@@ -282,15 +225,12 @@ class ChatDLite(ChatWithThreads):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
-            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            refuse_to_stream(request)
-            writer = ChunkWriter(backend.model_name, self.output_version)
-            chunks = backend.stream(request)
-            try:
+            turn = self._turn(messages, stop, kwargs)
+            writer = ChunkWriter(turn.backend.model_name, self.output_version)
+            with closing(turn.chunks()) as chunks:
                 for chunk in chunks:
+                    self._learn(turn, chunk.generation)
                     yield from writer.write(chunk)
-            finally:
-                _close(chunks)
 
     async def _astream(
         self,
@@ -300,48 +240,15 @@ class ChatDLite(ChatWithThreads):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            request, backend = self._request(messages, stop, kwargs), self._backend(kwargs)
-            refuse_to_stream(request)
-            writer = ChunkWriter(backend.model_name, self.output_version)
-            chunks = backend.astream(request)
-            try:
+            turn = self._turn(messages, stop, kwargs)
+            writer = ChunkWriter(turn.backend.model_name, self.output_version)
+            async with aclosing(turn.achunks()) as chunks:
                 async for chunk in chunks:
+                    self._learn(turn, chunk.generation)
                     for piece in writer.write(chunk):
                         yield piece
-            finally:
-                await _aclose(chunks)
 
-    def _engine_config(self, model: str) -> EngineConfig:
-        options = {name: getattr(self, name) for name in ENGINE_OPTIONS}
-        return EngineConfig(**{**options, "model": model})
-
-    def _backend(self, options: Mapping[str, Any] | None = None) -> ChatBackend:
-        model = (options or {}).get("model")
-        if self.engine is None:
-            return Engine.shared(self._engine_config(model or self.model))
-        if model not in (None, self.engine.model_name):
-            raise UnsupportedParameterError(
-                f"model={model!r} is not the model of the engine that this ChatDLite was given "
-                f"({self.engine.model_name!r}); make another ChatDLite"
-            )
-        return self.engine
-
-    def _request(
-        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
-    ) -> ChatRequest:
-        chosen = self.stop if stop is None else stop
-        defaults = {name: getattr(self, name) for name in CALL_DEFAULTS}
-        return request_from_call(messages, {**options, "stop": chosen}, defaults)
-
-
-def _close(chunks: Iterator[object]) -> None:
-    """End the turn of a stream that is not read to its end."""
-    close = getattr(chunks, "close", None)
-    if close is not None:
-        close()
-
-
-async def _aclose(chunks: AsyncIterator[object]) -> None:
-    close = getattr(chunks, "aclose", None)
-    if close is not None:
-        await close()
+    def _result(self, turn: ChatTurn, answers: list[Generation]) -> ChatResult:
+        for answer in answers:
+            self._learn(turn, answer)
+        return chat_result(answers, turn.backend.model_name)

@@ -17,6 +17,7 @@ __all__ = [
     "CapacityError",
     "ContextLengthExceededError",
     "ModelNotFoundError",
+    "ModelTimeoutError",
     "RequestError",
     "SessionBusyError",
     "SessionNotFoundError",
@@ -35,6 +36,10 @@ class ContextLengthExceededError(errors.ContextLengthExceededError, core.Context
 
 class ModelNotFoundError(errors.ModelNotFoundError, core.ModelNotFoundError):
     """`dlite_agent.ModelNotFoundError` that is also LangChain's `ModelNotFoundError`."""
+
+
+class ModelTimeoutError(core.ModelTimeoutError, TimeoutError):
+    """LangChain's `ModelTimeoutError` and Python's `TimeoutError`: the call's `timeout` is over."""
 
 
 class RequestError(errors.RequestError, core.ModelInvalidRequestError):

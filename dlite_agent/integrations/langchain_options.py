@@ -100,4 +100,4 @@ class ChatOptions(BaseChatModel):
     max_retries: int | None = None
     """No effect: nothing is sent that could be lost. See `with_retry`."""
     timeout: float | None = None
-    """No effect; cancel the call, or bound it with `max_tokens`."""
+    """Most seconds to wait for an answer, loading included; in a stream, for each chunk."""

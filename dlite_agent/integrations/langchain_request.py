@@ -29,9 +29,9 @@ __all__ = [
     "SAMPLING_OPTIONS",
     "canonical_options",
     "output_rules_from_call",
-    "refuse_to_stream",
     "request_from_call",
     "thread_options",
+    "timeout_from_call",
 ]
 
 SAMPLING_OPTIONS = (
@@ -45,7 +45,17 @@ CALL_DEFAULTS = (*SAMPLING_OPTIONS, "n", "enable_thinking", "history", "session_
 _THREAD = "thread_hint"  # how the thread of a direct call gets to where no config is seen
 _FORCING = ("tool_choice", "parallel_tool_calls", "response_format", "closes_calls")
 _KNOWN = frozenset(
-    (*CALL_DEFAULTS, *_FORCING, "model", "prompt_cache_key", "stop", "stream", "tools", _THREAD)
+    (
+        *CALL_DEFAULTS,
+        *_FORCING,
+        "model",
+        "prompt_cache_key",
+        "stop",
+        "stream",
+        "timeout",
+        "tools",
+        _THREAD,
+    )
 )
 
 
@@ -123,17 +133,20 @@ def thread_options(config: RunnableConfig | None, options: Mapping[str, Any]) ->
     return dict(options) if hint is None else {_THREAD: hint, **options}
 
 
-def refuse_to_stream(request: ChatRequest) -> None:
-    """Refuse a stream of several answers, as `ChatOpenAI` does.
+def timeout_from_call(options: Mapping[str, Any], default: float | None) -> float | None:
+    """Most seconds to wait in this call; None: as long as it takes.
 
     Raises:
-        UnsupportedParameterError: There are several.
+        UnsupportedParameterError: It is no positive number.
     """
-    if request.num_choices > 1:
-        raise UnsupportedParameterError(
-            f"n={request.num_choices} cannot be streamed: a stream of LangChain is one message; "
-            "use generate or agenerate, or n=1"
-        )
+    timeout = options.get("timeout")
+    seconds = default if timeout is None else timeout
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is None or (is_number and seconds > 0):
+        return seconds
+    raise UnsupportedParameterError(
+        f"timeout is {seconds!r}; use a number of seconds above 0, or None to wait for the answer"
+    )
 
 
 def output_rules_from_call(options: Mapping[str, Any], tools: Sequence[ToolSpec]) -> OutputRules:

@@ -127,9 +127,9 @@ def test_profile_says_what_fits(tmp_path: Path) -> None:
         ChatDLite("a/b").profile,
     )
     assert nano is not None
-    assert nano["max_input_tokens"] == 65_536
+    assert nano["max_input_tokens"] == 65_535  # an answer has one token at least
     assert local is not None
-    assert local["max_input_tokens"] == 1024
+    assert local["max_input_tokens"] == 1023
     assert hub is not None
     assert "max_input_tokens" not in hub
 
@@ -139,15 +139,16 @@ def test_stretched_positions_raise_the_context_of_the_profile(tmp_path: Path) ->
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}
     profile = ChatDLite(str(tmp_path), rope_scaling=yarn).profile
     assert profile is not None
-    assert profile["max_input_tokens"] == 131_072
+    assert profile["max_input_tokens"] == 131_071
     with pytest.raises(ConfigurationError, match="'spiral' is not supported"):
         ChatDLite(rope_scaling={"rope_type": "spiral"})
 
 
 def test_profile_says_what_works() -> None:
-    profile = ChatDLite("nano", max_context=4096).profile
+    profile = ChatDLite("nano", max_context=4096, max_tokens=96).profile
     assert profile is not None
-    assert profile["max_input_tokens"] == 4096
+    assert profile["max_input_tokens"] == 4000
+    assert profile["max_output_tokens"] == 96
     assert profile["tool_calling"]
     assert profile["tool_choice"]
     assert profile["structured_output"]

@@ -13,7 +13,8 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 
-from dlite_agent import ChatDLite, ContextLengthExceededError, Engine
+from dlite_agent import ChatDLite, ConfigurationError, ContextLengthExceededError, Engine
+from dlite_agent.testing import ScriptedEngine
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -175,3 +176,71 @@ async def test_twenty_concurrent_calls_share_forwards(model: ChatDLite) -> None:
     assert sum(turn(answer)["batch_size"] for answer in answers) / 20 > 2.0
     for task, answer in list(zip(tasks, answers, strict=True))[::5]:
         assert (await bound.ainvoke(task)).content == answer.content
+
+
+def test_profile_has_what_fits_here_once_the_model_is_loaded(folder: Path) -> None:
+    small = ChatDLite(str(folder), dtype="float64", max_tokens=8, max_kv_bytes=2**21)
+    assert small.profile is not None
+    declared = small.profile["max_input_tokens"]
+    assert declared == 4096 - 8
+    small.invoke("Hi.")
+    fits = small.profile["max_input_tokens"]
+    assert 0 < fits < declared
+    prompt = small.get_num_tokens_from_messages([HumanMessage("")])
+    generation_prompt = len(b"<|im_start|>assistant\n") - len("<|im_start|>") + 1
+    room = fits - prompt - generation_prompt
+    answer = small.invoke("x" * room)
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["input_tokens"] == fits
+    with pytest.raises(ContextLengthExceededError):
+        small.invoke("x" * (room + 1))
+    small._backend().close()
+
+
+def test_profile_of_your_own_stays(model: ChatDLite) -> None:
+    own = ChatDLite(engine=model._backend(), profile={"max_input_tokens": 7}, max_tokens=1)
+    own.invoke("Hi.")
+    assert own.profile == {"max_input_tokens": 7}
+
+
+def test_memory_of_the_sessions_is_told(model: ChatDLite) -> None:
+    assert model.cache_info().num_sessions == 0
+    model.invoke("Look at it.")
+    usage = model.cache_info()
+    assert usage.num_sessions == 1
+    assert usage.kv_used_bytes > 0
+    with pytest.raises(ConfigurationError, match="does not tell its memory"):
+        ChatDLite(engine=ScriptedEngine([])).cache_info()
+
+
+@pytest.mark.parametrize("mode", ["invoke", "stream"])
+def test_the_last_miss_says_what_was_edited_and_what_it_cost(model: ChatDLite, mode: str) -> None:
+    asked = model.bind(max_tokens=4, history="as_generated")
+    history: list[BaseMessage] = [HumanMessage("Look at alpha, please, " * 9)]
+    history += [asked.invoke(history), HumanMessage("And now?")]
+    asked.invoke(history)
+    assert model.explain_last_miss() is None
+    history[0] = HumanMessage(str(history[0].content).replace("alpha", "omega", 1))
+    again = getattr(asked, mode)(history)
+    answer = again if mode == "invoke" else list(again)[-1]
+    miss = model.explain_last_miss()
+    assert miss is not None
+    assert (miss.cause, miss.message_index) == ("message_edited", 0)
+    assert "alpha" in miss.was
+    assert "omega" in miss.now
+    assert miss.tokens == turn(answer)["miss"]["tokens"] > 0
+    assert miss.advice
+
+
+def test_what_a_tool_prints_is_prefilled_before_it_ends(model: ChatDLite) -> None:
+    agent = Agent(model, "repair alpha")
+    while not (answer := agent.step()).tool_calls:
+        pass
+    before = agent.messages[:-1]
+    printed = "collected 3 items\n" * 40
+    part = ToolMessage(printed, tool_call_id=answer.tool_calls[0]["id"])
+    model.feed([*before, part], tools=[read_file])
+    whole = ToolMessage(printed + "1 failed\n", tool_call_id=answer.tool_calls[0]["id"])
+    fed = model.bind_tools([read_file]).invoke([*before, whole])
+    assert turn(fed)["fed_tokens"] > len(printed) - 20
+    assert turn(fed)["prefilled_tokens"] < 60

@@ -1,0 +1,164 @@
+"""The engine behind `ChatDLite`: its turns, its sessions, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.language_models import ModelProfile
+from langchain_core.messages import BaseMessage
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import PrivateAttr
+
+from dlite_agent.backend import ChatBackend
+from dlite_agent.chat.miss import Miss
+from dlite_agent.chat.openai_format import tools_from_openai
+from dlite_agent.config import EngineConfig
+from dlite_agent.engine.agent_session import AgentSession
+from dlite_agent.engine.engine import Engine
+from dlite_agent.engine.tasks import Usage
+from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
+from dlite_agent.integrations.langchain_errors import langchain_errors
+from dlite_agent.integrations.langchain_messages import messages_from_langchain
+from dlite_agent.integrations.langchain_options import ENGINE_OPTIONS
+from dlite_agent.integrations.langchain_profile import model_profile
+from dlite_agent.integrations.langchain_request import (
+    CALL_DEFAULTS,
+    request_from_call,
+    timeout_from_call,
+)
+from dlite_agent.integrations.langchain_threads import ChatWithThreads
+from dlite_agent.integrations.langchain_turn import ChatTurn
+from dlite_agent.models.rope_config import declared_positions
+from dlite_agent.outputs import Generation
+
+__all__ = ["ChatWithEngine", "Tool"]
+
+Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
+
+
+class ChatWithEngine(ChatWithThreads):
+    """A chat model's side that faces its engine; see `ChatDLite`."""
+
+    _last_miss: Miss | None = PrivateAttr(default=None)
+    _has_final_profile: bool = PrivateAttr(default=False)
+
+    def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
+        """A conversation that keeps its own transcript, with this model's engine.
+
+        Its `fork` branches off, its `rewind` goes back. It speaks `dlite_agent.Message`; sampling
+        is that of each turn, not of this object.
+
+        Args:
+            name: Where the engine looks first; None makes one up.
+            tools: What the model may call, in any form that `bind_tools` takes.
+        """
+        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools])
+        thinking = self.enable_thinking
+        return AgentSession(
+            self._backend(),
+            name,
+            tools=specs,
+            history=None if self.history == "auto" else self.history,
+            template_kwargs={} if thinking is None else {"enable_thinking": thinking},
+        )
+
+    def feed(
+        self, messages: list[BaseMessage], *, tools: Sequence[Tool] = (), **kwargs: Any
+    ) -> None:
+        """Prefill a history whose last message is what a tool has printed so far.
+
+        Blocks until that is done. The turn that follows decides by its tokens, as always: what the
+        whole result does not begin with is dropped. `FeedToolOutput` does this for an agent.
+
+        Args:
+            messages: The history, up to the `ToolMessage` that grows.
+            tools: Those of the turn.
+            **kwargs: Its other options.
+        """
+        with langchain_errors():
+            listed = [convert_to_openai_tool(tool) for tool in tools]
+            turn = self._turn(messages, None, {**kwargs, "tools": listed})
+            for _ in turn.backend.stream(replace(turn.request, is_partial=True)):
+                raise AssertionError("a partial request has no answer")
+
+    def cache_info(self) -> Usage:
+        """Memory of the sessions of this model's engine. Loads the model; waits for no turn.
+
+        Raises:
+            ConfigurationError: `engine` is a backend that keeps no sessions.
+        """
+        backend = self._backend()
+        if not isinstance(backend, Engine):
+            raise ConfigurationError(
+                f"engine is {backend!r}, which does not tell its memory; leave engine out"
+            )
+        return backend.usage()
+
+    def explain_last_miss(self) -> Miss | None:
+        """Why a turn of this object computed tokens again that an earlier turn had computed.
+
+        Returns:
+            The latest such turn's cause, both texts, the cost and what to do; None where there was
+            none. Each turn's own is in `response_metadata["dlite"]["miss"]`.
+        """
+        return self._last_miss
+
+    def get_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None
+    ) -> int:
+        """Exact length of the rendered messages and tools, without a generation prompt.
+
+        Loads the model.
+        """
+        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools or ()])
+        with langchain_errors():
+            return self._backend().count_tokens(messages_from_langchain(messages), specs)
+
+    async def aget_num_tokens_from_messages(
+        self, messages: list[BaseMessage], tools: Sequence[Tool] | None = None
+    ) -> int:
+        """`get_num_tokens_from_messages` for asyncio; never blocks the loop."""
+        return await asyncio.to_thread(self.get_num_tokens_from_messages, messages, tools)
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        declared = self.max_context or declared_positions(self.model, self.rope_scaling)
+        return model_profile(declared, self.max_tokens)
+
+    def _engine_config(self, model: str) -> EngineConfig:
+        options = {name: getattr(self, name) for name in ENGINE_OPTIONS}
+        return EngineConfig(**{**options, "model": model})
+
+    def _backend(self, options: Mapping[str, Any] | None = None) -> ChatBackend:
+        model = (options or {}).get("model")
+        if self.engine is None:
+            return Engine.shared(self._engine_config(model or self.model))
+        if model not in (None, self.engine.model_name):
+            raise UnsupportedParameterError(
+                f"model={model!r} is not the model of the engine that this ChatDLite was given "
+                f"({self.engine.model_name!r}); make another ChatDLite"
+            )
+        return self.engine
+
+    def _turn(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> ChatTurn:
+        chosen = self.stop if stop is None else stop
+        defaults = {name: getattr(self, name) for name in CALL_DEFAULTS}
+        request = request_from_call(messages, {**options, "stop": chosen}, defaults)
+        return ChatTurn(self._backend(options), request, timeout_from_call(options, self.timeout))
+
+    def _learn(self, turn: ChatTurn, answer: Generation | None) -> None:
+        """Note what a finished turn tells: its miss, and how much fits into the loaded model."""
+        if answer is None:
+            return
+        miss = answer.stats.miss
+        if miss is not None and miss.cause is not None:
+            self._last_miss = miss
+        if not self._has_final_profile and turn.backend.model_name == self._backend().model_name:
+            self.profile = model_profile(turn.backend.max_context, self.max_tokens)
+            self._has_final_profile = True
