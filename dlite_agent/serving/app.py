@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -41,9 +40,8 @@ def create_app(backend: ChatBackend, settings: ServerSettings | None = None) -> 
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loading = asyncio.create_task(service.load())
+        service.start_loading()
         yield
-        loading.cancel()
 
     app = FastAPI(
         title="dlite-agent",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from dlite_agent.backend import ChatBackend, ChatRequest
@@ -34,6 +37,9 @@ class ServingService:
         self.is_stopping = False
         self.on_load_error: Callable[[], None] = lambda: None
         """Called when the model cannot be loaded."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when it is loaded."""
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._turns: set[ServedTurn] = set()
         self._num_inside = 0
 
@@ -52,13 +58,10 @@ class ServingService:
         """Turns that wait for one of those to end."""
         return self._num_inside - self.num_running
 
-    async def load(self) -> None:
-        """Load the model; the event loop does not wait for it."""
-        try:
-            self.max_context = await asyncio.to_thread(lambda: self.backend.max_context)
-        except Exception as error:  # noqa: BLE001  # who started the server raises it
-            self.load_error = error
-            self.on_load_error()
+    def start_loading(self) -> None:
+        """Load the model in a thread, which nobody waits for at the end."""
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._load, name="dlite loading", daemon=True).start()
 
     def check_ready(self) -> int:
         """The context size of a model that is loaded.
@@ -109,6 +112,9 @@ class ServingService:
                 retry_after_s=_RETRY_AFTER_S,
             )
         self._num_inside += request.num_choices
+        if settings.sampling_defaults is not None:
+            sampling = request.sampling.with_defaults(settings.sampling_defaults)
+            request = replace(request, sampling=sampling)
 
         def leave() -> None:
             self._num_inside -= request.num_choices
@@ -122,8 +128,31 @@ class ServingService:
         """Let nobody in any more, and cancel what still runs when its time is over."""
         self.is_stopping = True
         loop = asyncio.get_running_loop()
-        loop.call_later(self.settings.shutdown_timeout_s, self._cancel_all)
+        loop.call_later(self.settings.shutdown_timeout_s, self._cancel_turns)
 
-    def _cancel_all(self) -> None:
+    def cancel_turns_soon(self) -> None:
+        """End all turns with an error; from any thread, and from a signal's handler."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._cancel_turns)
+
+    def _cancel_turns(self) -> None:
         for turn in tuple(self._turns):
             turn.fail(StatusError(503, "the server was stopped during this turn", "shutting_down"))
+
+    def _load(self) -> None:
+        """In the loading thread."""
+        error = max_context = None
+        try:
+            max_context = self.backend.max_context
+        except Exception as raised:  # noqa: BLE001  # who started the server raises it
+            error = raised
+        assert self._loop is not None
+        with suppress(RuntimeError):  # the server ended meanwhile
+            self._loop.call_soon_threadsafe(self._note_loaded, max_context, error)
+
+    def _note_loaded(self, max_context: int | None, error: Exception | None) -> None:
+        self.max_context, self.load_error = max_context, error
+        if error is not None:
+            self.on_load_error()
+        else:
+            self.on_ready()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from dlite_agent.config import SamplingParams
+
 __all__ = ["ServerSettings", "tenant_name"]
 
 
@@ -26,6 +28,7 @@ class ServerSettings:
         keep_alive_s: Longest silence of a stream; then a comment is sent.
         headers_within_s: A stream's headers wait so long for a refusal, which then has a status of
             its own; afterwards it is an event of the stream.
+        sampling_defaults: What a request leaves open, in place of the checkpoint's own; or None.
         shutdown_timeout_s: How long a stop waits for running turns before it cancels them.
     """
 
@@ -38,6 +41,7 @@ class ServerSettings:
     metrics_prefix: str = "dlite:"
     keep_alive_s: float = 5.0
     headers_within_s: float = 0.25
+    sampling_defaults: SamplingParams | None = None
     shutdown_timeout_s: float = 30.0
 
 

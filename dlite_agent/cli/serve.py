@@ -1,0 +1,180 @@
+"""`dlite-agent serve [MODEL]`: an OpenAI-compatible server, with vLLM's flags."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+from typing import Any
+
+from dlite_agent.cli.console import note
+from dlite_agent.cli.model_options import add_model_options
+from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.errors import ConfigurationError, MissingDependencyError
+
+__all__ = ["add_arguments", "engine_config", "run", "sampling_defaults"]
+
+# vLLM's methods that need no model of their own, and our drafters that do the same.
+_METHODS = {"suffix": "suffix", "ngram": "lookup"}
+_NEUTRAL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="nano",
+        help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name",
+    )
+    _add_server_arguments(parser)
+    _add_engine_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    try:
+        from dlite_agent.serving.server import open_listener, serve
+        from dlite_agent.serving.settings import ServerSettings
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"serve needs the package {error.name!r}, which is not installed; install it with: "
+            'pip install "dlite-agent[server]"'
+        ) from error
+    from dlite_agent.engine.engine import Engine
+
+    config = engine_config(arguments)
+    settings = ServerSettings(
+        model_names=tuple(arguments.served_model_name or ()),
+        api_keys=tuple(arguments.api_key or ()),
+        tenant_header=arguments.tenant_header,
+        max_running=config.max_batch,
+        max_queue=config.max_queue,
+        max_body_bytes=arguments.max_body_bytes,
+        metrics_prefix=arguments.metrics_prefix,
+        sampling_defaults=sampling_defaults(arguments.generation_config),
+        shutdown_timeout_s=arguments.shutdown_timeout,
+    )
+    _check_reach(arguments.host, settings.api_keys)
+    listener = open_listener(arguments.host, arguments.port)
+    with Engine(config) as engine:
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        note(f"serving {config.model} on http://{shown}:{port}/v1")
+        serve(engine, settings, listener, on_ready=lambda: note(_ready_line(engine)))
+        note("stopping: sessions are saved" if config.kv_disk != "off" else "stopping")
+    return 0
+
+
+def engine_config(arguments: argparse.Namespace) -> EngineConfig:
+    """The engine's options; `DLITE_*` variables fill what no flag sets.
+
+    Raises:
+        ConfigurationError: A flag's value cannot be used.
+    """
+    return EngineConfig.from_env(
+        model=arguments.model,
+        drafter=_drafter(arguments.speculative_config),
+        dtype=arguments.dtype,
+        quantize=arguments.quantize,
+        rope_scaling=arguments.rope_scaling,
+        max_context=arguments.max_model_len,
+        max_batch=arguments.max_num_seqs,
+        max_queue=arguments.max_queue,
+        kv_disk=arguments.kv_disk,
+        isolation="process",
+    )
+
+
+def sampling_defaults(generation_config: str) -> SamplingParams | None:
+    """What `--generation-config` means: `auto` is the checkpoint's own file (None here)."""
+    return _NEUTRAL if generation_config == "vllm" else None
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    parser.add_argument(
+        "--api-key", action="append", metavar="KEY", help="that clients must send; may be repeated"
+    )
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="what clients may call the model"
+    )
+    parser.add_argument(
+        "--tenant-header",
+        metavar="NAME",
+        help="a header that names the tenant; only behind a proxy that sets it, with --api-key",
+    )
+    parser.add_argument("--max-body-bytes", type=int, default=32 * 2**20, metavar="N")
+    parser.add_argument("--metrics-prefix", default="dlite:", help="vllm: for its dashboards")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="for turns that run at a stop; then they are cancelled",
+    )
+
+
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-model-len", type=int, metavar="N", help="tokens of one session")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="turns that run at once")
+    parser.add_argument("--max-queue", type=int, metavar="N", help="turns that wait beside them")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
+    parser.add_argument(
+        "--kv-cache-dtype", choices=("auto",), default="auto", help="that of the weights"
+    )
+    parser.add_argument(
+        "--speculative-config",
+        metavar="JSON",
+        help='{"model": FOLDER or hub name} or {"method": "suffix" or "ngram"}',
+    )
+    parser.add_argument(
+        "--generation-config",
+        choices=("auto", "vllm"),
+        default="auto",
+        help="what a request leaves open: auto is the checkpoint's file, vllm is temperature 1",
+    )
+    parser.add_argument(
+        "--kv-disk", metavar="FOLDER", help="keep sessions there over a restart; auto: a cache"
+    )
+    add_model_options(parser)
+
+
+def _drafter(speculative_config: str | None) -> str | None:
+    """The drafter that vLLM's option means; None where it is not given.
+
+    `num_speculative_tokens` is accepted and not used: the controller decides in every round.
+    """
+    if speculative_config is None:
+        return None
+    advice = 'send {"model": FOLDER or hub name} or {"method": "suffix"}'
+    try:
+        given: Any = json.loads(speculative_config)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--speculative-config is {speculative_config!r}: {error}; {advice}"
+        ) from error
+    if not isinstance(given, dict):
+        raise ConfigurationError(f"--speculative-config is {speculative_config!r}; {advice}")
+    drafter = given.get("model") or _METHODS.get(given.get("method", ""))
+    if not isinstance(drafter, str):
+        raise ConfigurationError(f"--speculative-config is {speculative_config!r}; {advice}")
+    return drafter
+
+
+def _check_reach(host: str, api_keys: tuple[str, ...]) -> None:
+    try:
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_local = host == "localhost"
+    if not is_local and not api_keys:
+        note(f"whoever reaches {host} may use this server; --api-key KEY asks for a key")
+
+
+def _ready_line(engine: Any) -> str:
+    info = engine.load()
+    return (
+        f"ready after {info.load_s:.1f} s: {info.dtype} on {info.device}, {info.max_context} "
+        f"tokens of context, drafter {info.drafter}"
+    )
