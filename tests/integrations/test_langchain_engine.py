@@ -216,10 +216,10 @@ def test_memory_of_the_sessions_is_told(model: ChatDLite) -> None:
 @pytest.mark.parametrize("mode", ["invoke", "stream"])
 def test_the_last_miss_says_what_was_edited_and_what_it_cost(model: ChatDLite, mode: str) -> None:
     asked = model.bind(max_tokens=4, history="as_generated")
+    assert model.explain_last_miss() is None
     history: list[BaseMessage] = [HumanMessage("Look at alpha, please, " * 9)]
     history += [asked.invoke(history), HumanMessage("And now?")]
     asked.invoke(history)
-    assert model.explain_last_miss() is None
     history[0] = HumanMessage(str(history[0].content).replace("alpha", "omega", 1))
     again = getattr(asked, mode)(history)
     answer = again if mode == "invoke" else list(again)[-1]
