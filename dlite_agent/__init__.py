@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         UnparsedToolCall,
     )
     from dlite_agent.chat.miss import Miss
+    from dlite_agent.client.remote_engine import RemoteEngine
     from dlite_agent.config import EngineConfig, SamplingParams
     from dlite_agent.engine.agent_session import AgentSession
     from dlite_agent.engine.engine import Engine
@@ -68,6 +69,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelNotFoundError",
     "ReasoningDelta",
+    "RemoteEngine",
     "RequestError",
     "RopeScaling",
     "SamplingParams",
@@ -97,6 +99,7 @@ _LAZY = {
     "Message": "dlite_agent.chat.messages",
     "Miss": "dlite_agent.chat.miss",
     "ReasoningDelta": "dlite_agent.chat.messages",
+    "RemoteEngine": "dlite_agent.client.remote_engine",
     "RopeScaling": "dlite_agent.rope_scaling",
     "SamplingParams": "dlite_agent.config",
     "TextDelta": "dlite_agent.chat.messages",

@@ -7,6 +7,7 @@ command line over as it is; what stands behind the module's name is SWE-agent's 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,15 +33,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     register(dict.fromkeys(_models(arguments)))
-    try:
-        from sweagent.run.run import main as run
+    try:  # no import statement: it is on no package index, so it is no dependency that can be named
+        host = importlib.import_module("sweagent.run.run")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"SWE-agent needs the package {error.name!r}, which is not installed; it is on no "
             "package index: clone github.com/SWE-agent/SWE-agent and install it from there, with "
             "pip install -e ."
         ) from error
-    run(arguments)
+    host.main(arguments)
 
 
 def _models(arguments: Sequence[str]) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""A client of `dlite-agent serve`: `RemoteEngine`, and how a turn travels over HTTP."""

@@ -1,0 +1,197 @@
+"""`RemoteEngine`: the engine of a server, with the methods of one in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any, Self
+
+import httpx
+
+from dlite_agent.backend import ChatRequest
+from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.client.answer_reader import AnswerReader
+from dlite_agent.client.remote_errors import pause_s, transport_errors
+from dlite_agent.client.wire import chat_body, message_body, tool_body
+from dlite_agent.errors import CapacityError, ModelNotFoundError, RequestError
+from dlite_agent.outputs import Generation, GenerationChunk
+
+__all__ = ["RemoteEngine"]
+
+_CONNECT_S = 10.0
+JSONObject = dict[str, Any]
+
+
+class RemoteEngine:
+    """Answers with a model that `dlite-agent serve` runs; a `ChatBackend`, as `Engine` is.
+
+    Nothing is asked before the first call, and no weights are loaded here. Every method may be
+    called from any thread. An iterator that is closed or dropped, or whose task is cancelled,
+    closes its connection, and the server ends the turn. A request waits while the server loads its
+    model; `when_full` decides whether it also waits for a place. `AgentSession(RemoteEngine(url))`
+    is a conversation that forks, rewinds and feeds.
+
+    Token ids of `TokenLogprob.top` do not travel, and are -1.
+
+    Args:
+        base_url: E.g. `http://127.0.0.1:8000`; a `/v1` at the end may be there.
+        api_key: Where the server asks for one.
+        model: As the server calls it; None for its first.
+        max_silence_s: A server that sends nothing for so long is given up; it sends a sign of life
+            every five seconds while a turn runs.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        max_silence_s: float = 60.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/").removesuffix("/v1")
+        self._model = model
+        self._options: JSONObject = {
+            "base_url": self.base_url,
+            "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
+            "timeout": httpx.Timeout(max_silence_s, connect=_CONNECT_S, pool=None),
+            "verify": httpx.create_ssl_context() if base_url.startswith("https") else False,
+        }
+        self._client = httpx.Client(**self._options)
+        self._described: JSONObject | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RemoteEngine({self.base_url!r}, model={self._model!r})"
+
+    @property
+    def model_name(self) -> str:
+        """The model as the server calls it; asks where none was named."""
+        return self._model if self._model is not None else str(self._describe()["id"])
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and answer together; waits while the model is loaded."""
+        return int(self._describe()["max_model_len"])
+
+    def stream(self, request: ChatRequest) -> Iterator[GenerationChunk]:
+        """Run one turn; the last chunk has the finish reason, the stats and the whole answer.
+
+        Raises:
+            CapacityError: No server answers, or it is full.
+            DLiteError: What the engine would raise; raised by `next`.
+        """
+        call, reader = self._call(request), AnswerReader()
+        with transport_errors(self.base_url):
+            while True:
+                with self._client.stream(**call) as response:
+                    if response.is_success and not request.is_partial:
+                        for line in response.iter_lines():
+                            yield from reader.read(line)
+                        return self._check_over(reader)
+                    response.read()
+                    if response.is_success:
+                        return None
+                    seconds = pause_s(response, waits=request.when_full == "wait")
+                time.sleep(seconds)
+
+    def generate(self, request: ChatRequest) -> Generation:
+        """Run one turn and return its end; of several choices, the first."""
+        return self.generate_choices(request)[0]
+
+    def generate_choices(self, request: ChatRequest) -> list[Generation]:
+        """Run one turn a choice and return their ends, in order."""
+        return _answers(list(self.stream(request)))
+
+    async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
+        """`stream` for asyncio, on a connection of its own."""
+        call, reader = self._call(request), AnswerReader()
+        with transport_errors(self.base_url):
+            async with httpx.AsyncClient(**self._options) as client:
+                while True:
+                    async with client.stream(**call) as response:
+                        if response.is_success and not request.is_partial:
+                            async for line in response.aiter_lines():
+                                for chunk in reader.read(line):
+                                    yield chunk
+                            self._check_over(reader)
+                            return
+                        await response.aread()
+                        if response.is_success:
+                            return
+                        seconds = pause_s(response, waits=request.when_full == "wait")
+                    await asyncio.sleep(seconds)
+
+    async def agenerate(self, request: ChatRequest) -> Generation:
+        """`generate` for asyncio."""
+        return (await self.agenerate_choices(request))[0]
+
+    async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
+        """`generate_choices` for asyncio."""
+        async with aclosing(self.astream(request)) as chunks:
+            return _answers([chunk async for chunk in chunks])
+
+    def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
+        """Exact length of these messages as they would be rendered, without a generation prompt."""
+        body: JSONObject = {
+            "messages": [message_body(message) for message in messages],
+            "tools": [tool_body(tool) for tool in tools],
+            "add_generation_prompt": False,
+        }
+        return int(self._ask("POST", "/tokenize", json=body)["count"])
+
+    def close(self) -> None:
+        """Close the connections; turns that run on them end. The server goes on. Idempotent."""
+        self._client.close()
+
+    def _call(self, request: ChatRequest) -> JSONObject:
+        """What httpx is to send for a turn."""
+        call: JSONObject = {
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "json": chat_body(request, self._model),
+        }
+        if request.is_partial:  # it has one answer, at its end
+            call["timeout"] = httpx.Timeout(None, connect=_CONNECT_S)
+        return call
+
+    def _ask(self, method: str, path: str, **options: Any) -> JSONObject:
+        """Ask something quick and return the answer."""
+        with transport_errors(self.base_url):
+            while (response := self._client.request(method, path, **options)).is_error:
+                time.sleep(pause_s(response, waits=True))
+        answer: JSONObject = response.json()
+        return answer
+
+    def _describe(self) -> JSONObject:
+        """What the server says of the model."""
+        if self._described is None:
+            models: list[JSONObject] = self._ask("GET", "/v1/models")["data"]
+            named = [model for model in models if self._model in (None, model["id"])]
+            if not named:
+                known = ", ".join(repr(model["id"]) for model in models)
+                raise ModelNotFoundError(
+                    f"the server at {self.base_url!r} has no model {self._model!r}; it has {known}"
+                )
+            self._described = named[0]
+        return self._described
+
+    def _check_over(self, reader: AnswerReader) -> None:
+        if not reader.is_over:
+            raise CapacityError(
+                f"the server at {self.base_url!r} ended in the middle of an answer; try again"
+            )
+
+
+def _answers(chunks: Sequence[GenerationChunk]) -> list[Generation]:
+    answers = {c.choice_index: c.generation for c in chunks if c.generation is not None}
+    if not answers:
+        raise RequestError("is_partial=True has no answer; read its stream to the end instead")
+    return [answers[index] for index in sorted(answers)]
