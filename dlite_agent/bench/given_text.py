@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from dlite_agent.config import SamplingParams
-from dlite_agent.sampling import KeyedNoise, Sampler, TokenHistory
+from dlite_agent.sampling import KeyedNoise, RowMasks, Sampler, TokenHistory
 
 __all__ = ["TextSampler"]
 
@@ -36,8 +36,9 @@ class TextSampler(Sampler):
         history: TokenHistory | None = None,
         drafted: Sequence[int] = (),
         first_row: int = 0,
+        masks: RowMasks | None = None,
     ) -> Iterator[int]:
         """The text's tokens from `first_position` on."""
-        chosen = super().sample_each(logits, first_position, history, drafted, first_row)
+        chosen = super().sample_each(logits, first_position, history, drafted, first_row, masks)
         for row, _ in enumerate(chosen, first_row):
             yield self._text[first_position + row]

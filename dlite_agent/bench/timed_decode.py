@@ -12,7 +12,7 @@ from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.models.target import ForwardRows, TargetModel, TargetOutput
-from dlite_agent.sampling import KeyedNoise, Sampler, TokenHistory
+from dlite_agent.sampling import KeyedNoise, RowMasks, Sampler, TokenHistory
 from dlite_agent.sessions.session import Session
 
 __all__ = ["TimedSampler", "TimedTurn", "decode_timed"]
@@ -41,9 +41,10 @@ class TimedSampler(Sampler):
         history: TokenHistory | None = None,
         drafted: Sequence[int] = (),
         first_row: int = 0,
+        masks: RowMasks | None = None,
     ) -> Iterator[int]:
         """As `Sampler`."""
-        chosen = super().sample_each(logits, first_position, history, drafted, first_row)
+        chosen = super().sample_each(logits, first_position, history, drafted, first_row, masks)
         while True:
             began_s = self._clock()
             token_id = next(chosen, None)

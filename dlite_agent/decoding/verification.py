@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
 from torch import Tensor
 
-from dlite_agent.decoding.token_masks import TokenMasks
 from dlite_agent.drafters.drafter import DraftBlock
-from dlite_agent.sampling import Sampler, TokenHistory, TokenLogprobs, token_logprobs
+from dlite_agent.sampling import RowMasks, Sampler, TokenHistory, TokenLogprobs, token_logprobs
 
 __all__ = ["RowContext", "Verification", "verify"]
 
@@ -31,7 +29,7 @@ class RowContext:
     """
 
     stop_token_ids: frozenset[int] = frozenset()
-    masks: TokenMasks | None = None
+    masks: RowMasks | None = None
     history: TokenHistory | None = None
     forced: tuple[int, ...] = ()
     num_top_logprobs: int | None = None
@@ -100,14 +98,10 @@ def verify(
             f"{len(drafted)} drafted tokens need one row of logits more, not {logits.shape[0]}"
         )
     num_rows = _num_reachable_rows(drafted, rows)
-    reachable = logits[:num_rows]
     forced = rows.forced[:num_rows]
-    if rows.masks is not None and not sampler.is_greedy:
-        banned = ~rows.masks.unpacked(0, num_rows).to(logits.device)
-        reachable = reachable.masked_fill(banned, -float("inf"))
-    sampled = sampler.sample_each(reachable, first_position, rows.history, drafted, len(forced))
-    if sampler.is_greedy:
-        sampled = _best_allowed(sampled, reachable, sampler, rows, drafted)
+    sampled = sampler.sample_each(
+        logits[:num_rows], first_position, rows.history, drafted, len(forced), rows.masks
+    )
     committed: list[int] = []
     num_accepted = 0
     for token_id in chain(forced, sampled):
@@ -122,26 +116,6 @@ def verify(
         committed[-1] in rows.stop_token_ids,
         _logprobs(logits, committed, rows.num_top_logprobs),
     )
-
-
-def _best_allowed(
-    best: Iterator[int],
-    logits: Tensor,
-    sampler: Sampler,
-    rows: RowContext,
-    drafted: tuple[int, ...],
-) -> Iterator[int]:
-    """The best token of each row under its mask: the best of all where that one is allowed.
-
-    Only a row whose best token is not allowed pays for a pass over the vocabulary.
-    """
-    for row, token_id in enumerate(best, len(rows.forced)):
-        if rows.masks is None or rows.masks.allows(row, token_id):
-            yield token_id
-            continue
-        banned = ~rows.masks.unpacked(row, row + 1)[0].to(logits.device)
-        adjusted = sampler.adjusted(logits[row], rows.history, drafted[:row])
-        yield int(adjusted.masked_fill(banned, -float("inf")).max(dim=-1).indices)
 
 
 def _logprobs(

@@ -4,5 +4,14 @@ from dlite_agent.sampling.history import TokenHistory
 from dlite_agent.sampling.logprobs import TokenLogprobs, token_logprobs
 from dlite_agent.sampling.noise import KeyedNoise
 from dlite_agent.sampling.sampler import Sampler
+from dlite_agent.sampling.token_mask import RowMasks, TokenMask
 
-__all__ = ["KeyedNoise", "Sampler", "TokenHistory", "TokenLogprobs", "token_logprobs"]
+__all__ = [
+    "KeyedNoise",
+    "RowMasks",
+    "Sampler",
+    "TokenHistory",
+    "TokenLogprobs",
+    "TokenMask",
+    "token_logprobs",
+]

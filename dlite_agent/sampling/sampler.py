@@ -17,6 +17,7 @@ from dlite_agent.sampling.adjustments import Adjustments
 from dlite_agent.sampling.history import TokenHistory
 from dlite_agent.sampling.noise import KeyedNoise
 from dlite_agent.sampling.ranking import check_finite, largest
+from dlite_agent.sampling.token_mask import RowMasks, TokenMask
 
 __all__ = ["Sampler"]
 
@@ -27,8 +28,8 @@ _NUCLEUS_SIZES = (256, 4096)
 class Sampler:
     """Turns logits into tokens, for targets and drafters: everything but the model is here.
 
-    Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalty,
-    temperature, top-k, top-p of what is left, min-p, and the draw.
+    Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalty, the
+    mask, temperature, top-k, top-p of what is left, min-p, and the draw.
 
     Args:
         params: Resolved: temperature, top_k and top_p are set. An unset min_p or repetition penalty
@@ -94,11 +95,13 @@ class Sampler:
         history: TokenHistory | None = None,
         drafted: Sequence[int] = (),
         first_row: int = 0,
+        masks: RowMasks | None = None,
     ) -> Iterator[int]:
         """Choose tokens row by row, as they are asked for; a row that nobody asks for is free.
 
         Greedy rows without bias and penalties are cheap and are evaluated together, with one host
-        sync.
+        sync; there the best token of all is looked up in the grammar, and only a row whose best
+        token is not allowed needs its mask.
 
         Args:
             logits: [R, V]; row i stands at `first_position + i`.
@@ -106,6 +109,7 @@ class Sampler:
             history: What was seen before row 0.
             drafted: Row i counts `drafted[:i]` as well.
             first_row: Rows before it are skipped.
+            masks: Of all R rows; None allows everything.
 
         Raises:
             FloatingPointError: As `sample`.
@@ -113,13 +117,16 @@ class Sampler:
         """
         if self.is_greedy and self._adjustments.is_identity:
             best, ids = logits[first_row:].max(dim=-1)  # the first of equals, on every device
-            for value, token_id in zip(best.tolist(), ids.tolist(), strict=True):
+            for row, (value, token_id) in enumerate(zip(best.tolist(), ids.tolist(), strict=True)):
                 check_finite(value)
-                yield token_id
+                at = first_row + row
+                is_allowed = masks is None or masks.allows(at, token_id)
+                yield token_id if is_allowed else self._best(logits[at], masks.row(at))
             return
         for row in range(first_row, logits.shape[0]):
             adjusted = self.adjusted(logits[row], history, drafted[:row])
-            yield self._choose(adjusted, first_position + row)
+            mask = None if masks is None else masks.row(row)
+            yield self._choose(adjusted, first_position + row, mask)
 
     def adjusted(
         self, logits: Tensor, history: TokenHistory | None = None, drafted: Sequence[int] = ()
@@ -135,7 +142,7 @@ class Sampler:
             return logits
         return self._adjustments.apply(logits, history, drafted)
 
-    def candidates(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def candidates(self, logits: Tensor, mask: TokenMask | None = None) -> tuple[Tensor, Tensor]:
         """The tokens that the filters keep, for one row of a sampler that is not greedy.
 
         Equal logits are ordered by id, lowest first, so exactly k tokens and the smallest
@@ -144,19 +151,25 @@ class Sampler:
 
         Args:
             logits: [V], adjusted.
+            mask: What may be kept; None for everything.
 
         Returns:
-            ids [n] int64, and weights [n] float64: p up to a common factor. A weight may be 0.
+            ids [n] int64, and weights [n] float64: p up to a common factor. A weight may be 0, and
+            is where the mask does not hold the id.
         """
+        near = None if mask is None else self._near(logits, mask)
+        if near is not None:
+            kept, weights = self.candidates(logits[near])
+            return near[kept], weights
         if 0 < self._top_k < logits.shape[0]:
             ids = largest(logits, self._top_k)
             weights = self._weights(logits[ids])
             ids, weights = self._nucleus(ids, weights, weights.sum())
         elif self._top_p < 1.0:
-            ids, weights = self._nucleus_of_all(logits)
+            ids, weights = self._nucleus_of_all(logits, mask)
         else:
             ids = torch.arange(logits.shape[0], device=logits.device)
-            weights = self._weights(logits)
+            weights = self._weights(logits, mask)
         if self._min_p > 0.0:
             kept = weights >= self._min_p  # the best one's weight is 1
             ids, weights = ids[kept], weights[kept]
@@ -174,23 +187,42 @@ class Sampler:
         raised[other_id] += tolerance
         return self._choose(raised, position) == other_id
 
-    def _choose(self, logits: Tensor, position: int) -> int:
+    def _choose(self, logits: Tensor, position: int, mask: TokenMask | None = None) -> int:
         """The token of one row of adjusted logits."""
         if self.is_greedy:
-            best, token_id = logits.max(dim=0)
-            check_finite(float(best))
-            return int(token_id)
-        ids, weights = self.candidates(logits)
+            return self._best(logits, mask)
+        ids, weights = self.candidates(logits, mask)
         arrival = self.noise.exponential(position, ids).div_(weights)
         arrival.masked_fill_(weights == 0.0, float("inf"))  # E = 0 over p = 0 is no number
         return int(ids[arrival.min(dim=0).indices])  # the first of equals
 
-    def _weights(self, logits: Tensor) -> Tensor:
-        """exp((logit - highest) / temperature): 1 for the best token."""
-        highest = logits.max()
+    def _best(self, logits: Tensor, mask: TokenMask | None) -> int:
+        if mask is not None and mask.is_sparse:
+            allowed = mask.ids(logits.device)
+            return int(allowed[self._best(logits[allowed], None)])
+        best, token_id = (logits if mask is None else mask.ban(logits.clone())).max(dim=0)
+        check_finite(float(best))
+        return int(token_id)
+
+    def _near(self, logits: Tensor, mask: TokenMask) -> Tensor | None:
+        """Allowed ids that the candidates are among, equal logits by id; None: no few are known."""
+        if mask.is_sparse:
+            return mask.ids(logits.device)
+        if not 0 < self._top_k < logits.shape[0]:
+            return None
+        ids = largest(logits, min(2 * self._top_k, logits.shape[0]))
+        kept = ids[mask.holds(ids)]
+        return kept if len(kept) >= self._top_k else mask.ids(logits.device)
+
+    def _weights(self, logits: Tensor, mask: TokenMask | None = None) -> Tensor:
+        """exp((logit - highest) / temperature): 1 for the best token that is allowed."""
+        wide = logits.to(torch.float64, copy=True)
+        if mask is not None:
+            mask.ban(wide)
+        highest = wide.max()
         check_finite(float(highest))
         # the difference first: a tiny temperature would make the quotients infinite
-        return logits.to(torch.float64).sub(highest).div_(self._temperature).exp_()
+        return wide.sub_(highest).div_(self._temperature).exp_()
 
     def _nucleus(self, ids: Tensor, weights: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
         """The shortest prefix of descending weights that holds at least `top_p` of the total."""
@@ -199,9 +231,9 @@ class Sampler:
         num_short = int((weights.cumsum(0) < self._top_p * total).sum())
         return ids[: num_short + 1], weights[: num_short + 1]
 
-    def _nucleus_of_all(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _nucleus_of_all(self, logits: Tensor, mask: TokenMask | None) -> tuple[Tensor, Tensor]:
         """Top-p over the whole vocabulary; sorts as much of it as it needs."""
-        all_weights = self._weights(logits)
+        all_weights = self._weights(logits, mask)
         total = all_weights.sum()
         for size in _NUCLEUS_SIZES:
             if size >= logits.shape[0]:

@@ -16,6 +16,7 @@ from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.stream_parser import StreamParser
 from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
+from dlite_agent.decoding.draft_masks import DraftMasks
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
 
@@ -64,6 +65,10 @@ def start(compiler: GrammarCompiler) -> Start:
         return compiler.compile(grammar, closing=closing)
 
     return start
+
+
+def allowed(masks: DraftMasks, row: int = 0) -> list[int]:
+    return masks.row(row).ids(torch.device("cpu")).tolist()
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
@@ -165,17 +170,28 @@ def test_masks_are_those_of_each_row_of_a_draft(start: Start) -> None:
     constraint = start(OutputRules(REQUIRED))
     constraint.advance([IDS["<tool_call>"]])
     draft = TOKENIZER.encode_untrusted('\n{"name": "now", "arguments": {}}\n')
-    masks = constraint.masks(draft).unpacked(0, len(draft) + 1)
-    assert masks.shape == (len(draft) + 1, VOCAB)
-    assert masks.dtype == torch.bool
+    masks = constraint.masks(draft)
+    rows = [allowed(masks, row) for row in range(len(masks))]
+    assert len(rows) == len(draft) + 1
     for row, token_id in enumerate(draft):
-        assert torch.equal(masks[row], constraint.masks(()).unpacked(0, 1)[0]), (
-            "a draft leaves no trace"
-        )
-        assert bool(masks[row, token_id])
+        assert rows[row] == allowed(constraint.masks(())), "a draft leaves no trace"
+        assert token_id in rows[row]
         constraint.advance([token_id])
-    assert masks[-1].nonzero().flatten().tolist() == [IDS["</tool_call>"]]
-    assert not masks[:, 265:].any(), "ids behind the tokenizer's are never allowed"
+    assert rows[-1] == [IDS["</tool_call>"]]
+    assert all(max(row) < 265 for row in rows), "ids behind the tokenizer's are never allowed"
+
+
+def test_looking_a_token_up_is_reading_its_mask(start: Start) -> None:
+    turn = TOKENIZER.encode_template(f"<think>a</think>\n\n{CALL}")
+    constraint = start(OutputRules(REQUIRED))
+    for begin in range(0, len(turn), 5):
+        draft = turn[begin : begin + 7]
+        masks = constraint.masks(draft)
+        for row in range(len(masks)):
+            looked_up = [token for token in range(VOCAB) if masks.allows(row, token)]
+            assert looked_up == allowed(masks, row)
+        constraint.advance(turn[begin : begin + 5])
+    assert constraint.masks([STOP]).allows(0, STOP)
 
 
 def test_an_id_that_is_no_token_is_not_valid(start: Start) -> None:
@@ -296,8 +312,7 @@ def random_turn(constraint: Constraint, rng: random.Random, max_tokens: int) -> 
         closing = constraint.closing(max_tokens - len(turn))
         if closing:
             return [*turn, *closing]
-        allowed = constraint.masks(()).unpacked(0, 1)[0].nonzero().flatten().tolist()
-        turn.append(rng.choice(allowed))
+        turn.append(rng.choice(allowed(constraint.masks(()))))
         if turn[-1] == STOP:
             return turn
         constraint.advance(turn[-1:])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dlite_agent.config import SamplingParams
-from dlite_agent.decoding.token_masks import TokenMasks
 from dlite_agent.decoding.verification import RowContext, verify
 from dlite_agent.drafters.drafter import DraftBlock
 from dlite_agent.sampling import KeyedNoise, Sampler
+from tests.sampling.fixed_masks import FixedMasks
 
 GREEDY = Sampler(SamplingParams(temperature=0.0, top_k=0, top_p=1.0), KeyedNoise(0))
 
@@ -79,7 +79,7 @@ def test_masked_tokens_are_not_chosen() -> None:
     logits = sharp(5, 6, 7)
     logits[1, 20] = 4.0
     before = logits.clone()
-    verified = verify(DraftBlock((5, 6)), logits, GREEDY, 0, RowContext(masks=TokenMasks.of(masks)))
+    verified = verify(DraftBlock((5, 6)), logits, GREEDY, 0, RowContext(masks=FixedMasks(masks)))
     assert verified.token_ids == (5, 20)
     assert torch.equal(logits, before)
 
@@ -94,7 +94,7 @@ def test_under_a_mask_the_tokens_are_those_of_logits_without_the_others(temperat
         allowed[0, 44] = True
         masked = logits.masked_fill(~allowed, -math.inf)
         expected = verify(DraftBlock(()), masked, sampler, 7)
-        rows = RowContext(masks=TokenMasks.of(allowed))
+        rows = RowContext(masks=FixedMasks(allowed))
         assert verify(DraftBlock(()), logits, sampler, 7, rows) == expected
 
 
@@ -102,9 +102,7 @@ def test_rows_without_a_mask_are_not_evaluated() -> None:
     logits = sharp(5, 6, 7, 8)
     logits[2:] = float("nan")
     masks = torch.ones(2, 32, dtype=torch.bool)
-    verified = verify(
-        DraftBlock((5, 6, 7)), logits, GREEDY, 0, RowContext(masks=TokenMasks.of(masks))
-    )
+    verified = verify(DraftBlock((5, 6, 7)), logits, GREEDY, 0, RowContext(masks=FixedMasks(masks)))
     assert verified.token_ids == (5, 6)
     assert verified.num_accepted == 2
     assert verified.hidden_row == 1
@@ -114,7 +112,7 @@ def test_rows_without_a_mask_are_not_evaluated() -> None:
 def test_wrong_number_of_masks_is_refused(num_masks: int) -> None:
     masks = torch.ones(num_masks, 32, dtype=torch.bool)
     with pytest.raises(ValueError, match="masks"):
-        verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0, RowContext(masks=TokenMasks.of(masks)))
+        verify(DraftBlock((5,)), sharp(5, 6), GREEDY, 0, RowContext(masks=FixedMasks(masks)))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -206,7 +204,7 @@ def test_logprobs_are_those_of_the_raw_logits_for_drafted_tokens_too(
     masks[0, 0] = False
     for context in (
         RowContext(num_top_logprobs=2),
-        RowContext(num_top_logprobs=2, masks=TokenMasks.of(masks)),
+        RowContext(num_top_logprobs=2, masks=FixedMasks(masks)),
         RowContext(num_top_logprobs=2, forced=(5,)),
     ):
         verified = verify(DraftBlock(draft), logits, sampler, 0, context)
