@@ -186,6 +186,8 @@ class Engine:
         With `isolation="thread"` the first load imports torch beside the loop, and that holds the
         interpreter lock for up to a second at a time; with `isolation="process"` it does not.
         """
+        if not self._host.is_started:
+            await asyncio.to_thread(self.start)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         choices = split_choices(request)
@@ -217,15 +219,15 @@ class Engine:
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Exact length of these messages as they would be rendered, without a generation prompt."""
-        return self._ask(CountTokens(messages, tools), Count).num_tokens
+        return self.ask(CountTokens(messages, tools), Count).num_tokens
 
     def usage(self) -> Usage:
         """Memory of the sessions now; does not wait for a turn that runs."""
-        return self._ask(Inspect(), Usage)
+        return self.ask(Inspect(), Usage)
 
     def sessions(self, tenant: str | None = None) -> tuple[StoredSession, ...]:
         """The sessions of one tenant or of all, in every tier; does not wait for a turn."""
-        return self._ask(ListSessions(tenant), SessionList).sessions
+        return self.ask(ListSessions(tenant), SessionList).sessions
 
     def purge(self, *, older_than_s: float | None = None, tenant: str | None = None) -> int:
         """Forget idle sessions in every tier, and what was noted to replay their turns.
@@ -237,7 +239,7 @@ class Engine:
         Returns:
             How many sessions there were.
         """
-        return self._ask(PurgeSessions(older_than_s, tenant), Purged).num_sessions
+        return self.ask(PurgeSessions(older_than_s, tenant), Purged).num_sessions
 
     def close(self) -> None:
         """Cancel the turns that run, fail those that wait, and give all memory back. Idempotent."""
@@ -287,8 +289,13 @@ class Engine:
             raise
         return cancel_all
 
-    def _ask(self, task: Question, kind: type[AnswerT]) -> AnswerT:
-        """Ask something quick and return the answer."""
+    def ask(self, task: Question, kind: type[AnswerT]) -> AnswerT:
+        """Ask something quick, which is answered between two forwards.
+
+        Args:
+            task: A question of `engine.tasks` or `engine.session_tasks`.
+            kind: The class of its answer.
+        """
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         cancel = self._submit(task, events.put)
         try:

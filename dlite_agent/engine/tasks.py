@@ -10,6 +10,14 @@ from typing import Protocol
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.engine.session_tasks import (
+    Decoded,
+    Detokenize,
+    SessionCommand,
+    SessionReply,
+    TokenIds,
+    Tokenize,
+)
 from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.outputs import GenerationChunk
 
@@ -109,6 +117,7 @@ class StoredSession:
         nbytes: What it takes there; of pages that sessions share, its part.
         idle_s: Seconds since it was used; 0 while a turn runs on it.
         tenant: Whose it is.
+        is_pinned: It is not evicted from there.
     """
 
     session_id: str
@@ -117,6 +126,7 @@ class StoredSession:
     nbytes: int
     idle_s: float
     tenant: str
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +179,10 @@ class Finished:
     """The task ended well or was cancelled; the last event."""
 
 
-Question = CountTokens | Inspect | ListSessions | PurgeSessions
-Answer = Count | Usage | SessionList | Purged
+Question = (
+    CountTokens | Inspect | ListSessions | PurgeSessions | Tokenize | Detokenize | SessionCommand
+)
+Answer = Count | Usage | SessionList | Purged | TokenIds | Decoded | SessionReply
 Task = ChatRequest | Question
 Event = GenerationChunk | Answer | Failure | Finished
 Sink = Callable[[Event], None]
@@ -245,6 +257,11 @@ class Host(Protocol):
     @property
     def is_usable(self) -> bool:
         """False after a failed load, a close, or the end of the process behind it."""
+        ...
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` would return at once; else it may block for a few milliseconds."""
         ...
 
     def start(self, progress: Progress | None = None) -> None:

@@ -91,6 +91,11 @@ class Worker:
         """See `Host.is_usable`."""
         return self._state not in ("failed", "closed")
 
+    @property
+    def is_started(self) -> bool:
+        """See `Host.is_started`."""
+        return self._state != "new"
+
     def start(self, progress: Progress | None = None) -> None:
         """See `Host.start`."""
         with self._changed:

@@ -23,23 +23,18 @@ from multiprocessing.connection import Connection
 
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.tasks import (
-    Count,
     EngineInfo,
     Event,
     Failure,
     Finished,
     Progress,
-    Purged,
-    SessionList,
     Sink,
     Task,
-    Usage,
     closed_error,
     fresh,
     notify,
 )
 from dlite_agent.errors import CapacityError, ConfigurationError, DLiteError
-from dlite_agent.outputs import GenerationChunk
 from dlite_agent.process.channel import Channel
 
 __all__ = ["ProcessHost"]
@@ -78,6 +73,12 @@ class ProcessHost:
         """See `Host.is_usable`."""
         child = self._child
         return not self._is_closed and (child is None or child.load_error is None)
+
+    @property
+    def is_started(self) -> bool:
+        """See `Host.is_started`."""
+        child = self._child
+        return self._is_closed or (child is not None and not child.must_be_replaced)
 
     def start(self, progress: Progress | None = None) -> None:
         """See `Host.start`."""
@@ -232,17 +233,7 @@ class _Child:
 
     def _handle(self, message: object) -> None:
         match message:
-            case (
-                "event",
-                int(task_id),
-                GenerationChunk()
-                | Count()
-                | Usage()
-                | SessionList()
-                | Purged()
-                | Failure()
-                | Finished() as event,
-            ):
+            case ("event", int(task_id), event) if isinstance(event, Event):
                 is_last = isinstance(event, Failure | Finished)
                 sink = self._sinks.pop(task_id, None) if is_last else self._sinks.get(task_id)
                 if (
