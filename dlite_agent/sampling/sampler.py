@@ -117,11 +117,14 @@ class Sampler:
         """
         if self.is_greedy and self._adjustments.is_identity:
             best, ids = logits[first_row:].max(dim=-1)  # the first of equals, on every device
-            for row, (value, token_id) in enumerate(zip(best.tolist(), ids.tolist(), strict=True)):
+            for row, value, best_id in zip(
+                range(first_row, logits.shape[0]), best.tolist(), ids.tolist(), strict=True
+            ):
                 check_finite(value)
-                at = first_row + row
-                is_allowed = masks is None or masks.allows(at, token_id)
-                yield token_id if is_allowed else self._best(logits[at], masks.row(at))
+                if masks is None or masks.allows(row, best_id):
+                    yield best_id
+                else:
+                    yield self._best(logits[row], masks.row(row))
             return
         for row in range(first_row, logits.shape[0]):
             adjusted = self.adjusted(logits[row], history, drafted[:row])
