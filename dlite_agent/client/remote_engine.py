@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Self
@@ -60,6 +61,7 @@ class RemoteEngine:
             "verify": httpx.create_ssl_context() if base_url.startswith("https") else False,
         }
         self._client = httpx.Client(**self._options)
+        self._finalizer = weakref.finalize(self, self._client.close)
         self._described: JSONObject | None = None
 
     def __enter__(self) -> Self:
@@ -149,7 +151,7 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Close the connections; turns that run on them end. The server goes on. Idempotent."""
-        self._client.close()
+        self._finalizer()
 
     def _call(self, request: ChatRequest) -> JSONObject:
         """What httpx is to send for a turn."""

@@ -80,6 +80,7 @@ class ChatDLite(ChatWithEngine):
         super().__init__(**{"model": model, **options})
         self._has_final_profile = options.get("profile") is not None
         self._engine_config(self.model)
+        self._check_server_options()
         timeout_from_call({}, self.timeout)
         sampling_from_openai({name: getattr(self, name) for name in SAMPLING_OPTIONS})
         num_choices_from_openai(self.n)
@@ -100,7 +101,15 @@ class ChatDLite(ChatWithEngine):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        names = (*ENGINE_OPTIONS, *SAMPLING_OPTIONS, "n", "stop", "enable_thinking", "history")
+        names = (
+            *ENGINE_OPTIONS,
+            *SAMPLING_OPTIONS,
+            "n",
+            "stop",
+            "enable_thinking",
+            "history",
+            "base_url",
+        )
         set_here = {name: getattr(self, name) for name in names}
         plain = {name: type(self).model_fields[name].default for name in _SILENT}
         return {

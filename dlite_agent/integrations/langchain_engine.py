@@ -17,6 +17,7 @@ from pydantic import PrivateAttr
 from dlite_agent.backend import ChatBackend
 from dlite_agent.chat.miss import Miss
 from dlite_agent.chat.openai_format import tools_from_openai
+from dlite_agent.client.remote_engine import RemoteEngine
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.agent_session import AgentSession
 from dlite_agent.engine.engine import Engine
@@ -38,6 +39,7 @@ from dlite_agent.outputs import Generation
 
 __all__ = ["ChatWithEngine", "Tool"]
 
+_DEFAULT = "nano"
 Tool = builtins.dict[str, Any] | type | Callable[..., Any] | BaseTool
 
 
@@ -46,6 +48,7 @@ class ChatWithEngine(ChatWithThreads):
 
     _last_miss: Miss | None = PrivateAttr(default=None)
     _has_final_profile: bool = PrivateAttr(default=False)
+    _remote: RemoteEngine | None = PrivateAttr(default=None)
 
     def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
         """A conversation that keeps its own transcript, with this model's engine.
@@ -126,7 +129,9 @@ class ChatWithEngine(ChatWithThreads):
         return await asyncio.to_thread(self.get_num_tokens_from_messages, messages, tools)
 
     def _resolve_model_profile(self) -> ModelProfile | None:
-        declared = self.max_context or declared_positions(self.model, self.rope_scaling)
+        declared = self.max_context
+        if declared is None and self.base_url is None:
+            declared = declared_positions(self.model, self.rope_scaling)
         return model_profile(declared, self.max_tokens)
 
     def _engine_config(self, model: str) -> EngineConfig:
@@ -135,6 +140,8 @@ class ChatWithEngine(ChatWithThreads):
 
     def _backend(self, options: Mapping[str, Any] | None = None) -> ChatBackend:
         model = (options or {}).get("model")
+        if self.base_url is not None:
+            return self._server(model)
         if self.engine is None:
             return Engine.shared(self._engine_config(model or self.model))
         if model not in (None, self.engine.model_name):
@@ -143,6 +150,31 @@ class ChatWithEngine(ChatWithThreads):
                 f"({self.engine.model_name!r}); make another ChatDLite"
             )
         return self.engine
+
+    def _server(self, model: str | None) -> RemoteEngine:
+        """The client of `base_url`; another model is another client."""
+        if model is None and self._remote is not None:
+            return self._remote
+        named = self.model if model is None else model
+        key = None if self.api_key is None else self.api_key.get_secret_value()
+        remote = RemoteEngine(
+            self.base_url or "", api_key=key, model=None if named == _DEFAULT else named
+        )
+        if model is None:
+            self._remote = remote
+        return remote
+
+    def _check_server_options(self) -> None:
+        """Refuse options that a server was started with, and would not hear of."""
+        fields = type(self).model_fields
+        names = ("engine", *ENGINE_OPTIONS)
+        set_here = [name for name in names if getattr(self, name) != fields[name].default]
+        unheard = [name for name in set_here if name != "model"]
+        if self.base_url is not None and unheard:
+            raise ConfigurationError(
+                f"{unheard[0]} is {getattr(self, unheard[0])!r}, but the model runs on the server "
+                f"at {self.base_url!r}; set it there, or leave base_url out"
+            )
 
     def _turn(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]

@@ -95,8 +95,11 @@ class ChatOptions(BaseChatModel):
     """A backend of your own, in place of the shared engine of these options. You close it."""
     streaming: bool = False
     """Set to True, `invoke` streams inside (for callbacks); set to False, nothing ever streams."""
+    base_url: str | None = None
+    """A server (`dlite-agent serve`) that runs the model, in place of this process; `model` is then
+    its name there, and `"nano"` the server's first."""
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
-    """No effect: there is nobody to authenticate to."""
+    """The server's; without `base_url` there is nobody to authenticate to."""
     max_retries: int | None = None
     """No effect: nothing is sent that could be lost. See `with_retry`."""
     timeout: float | None = None

@@ -132,9 +132,12 @@ def test_every_field_of_a_request_arrives() -> None:
     ],
 )
 def test_a_refusal_is_the_error_that_the_engine_raises_here(raised: errors.DLiteError) -> None:
-    with live_server(ScriptedEngine([raised])) as server, RemoteEngine(server.url) as engine:
-        with pytest.raises(type(raised)) as caught:
-            engine.generate(ASK)
+    with (
+        live_server(ScriptedEngine([raised])) as server,
+        RemoteEngine(server.url) as engine,
+        pytest.raises(type(raised)) as caught,
+    ):
+        engine.generate(ASK)
     assert vars(caught.value).get("limit") == vars(raised).get("limit")
     if not isinstance(raised, errors.ContextLengthExceededError):
         assert str(caught.value) == str(raised)
