@@ -32,6 +32,8 @@ class ChatRequest:
         is_partial: The last message is still growing: compute what is sure to stay of it, and
             answer nothing. The stream has no chunks.
         num_choices: How many independent answers, from `sampling.choice_index` on.
+        prompt: Text or ids that the target reads in place of messages, no template around them;
+            control tokens that the text spells count as such. The answer is text, markers too.
         when_full: What happens where `max_queue` requests wait already: `"error"` raises
             `CapacityError` (a server's choice), `"wait"` waits for a place (a program's own).
 
@@ -51,6 +53,7 @@ class ChatRequest:
     is_partial: bool = False
     num_choices: int = 1
     when_full: Literal["error", "wait"] = "error"
+    prompt: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         modes = (None, *get_args(HistoryMode))
@@ -63,6 +66,7 @@ class ChatRequest:
             "output": (isinstance(self.output, OutputRules), "OutputRules"),
             "sampling": (isinstance(self.sampling, SamplingParams), "SamplingParams"),
             "num_choices": (type(self.num_choices) is int, "a whole number"),
+            "prompt": (isinstance(self.prompt, str | tuple | None), "a text or a tuple of ids"),
             "when_full": (self.when_full in ("error", "wait"), "'error' or 'wait'"),
         }
         for name, (is_right, advice) in checks.items():

@@ -69,6 +69,10 @@ class PastRequests:
         """How many there are."""
         return len(self._requests)
 
+    def __contains__(self, session_id: str) -> bool:
+        """Whether a session's last request is known."""
+        return session_id in self._requests
+
     def remember(self, session_id: str, request: PastRequest) -> None:
         """Keep a session's last request in place of the one before."""
         before = self._requests.pop(session_id, None)

@@ -18,6 +18,7 @@ from dlite_agent.config import HistoryMode, SamplingParams
 from dlite_agent.decoding.constraint import Constraint
 from dlite_agent.decoding.thoughts import ThoughtBudget
 from dlite_agent.engine.loading import LoadedModel
+from dlite_agent.engine.session_tasks import Tokenize
 from dlite_agent.engine.tenant_memory import TenantMemory
 from dlite_agent.errors import (
     ContextLengthExceededError,
@@ -25,7 +26,7 @@ from dlite_agent.errors import (
     UnsupportedParameterError,
 )
 
-__all__ = ["AdmittedRequest", "admit", "plan_history"]
+__all__ = ["AdmittedRequest", "admit", "plan_history", "prompt_ids"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,11 @@ class AdmittedRequest:
     constraint: Constraint | None = None
 
     @property
+    def is_raw(self) -> bool:
+        """Whether the prompt came as text or ids, and no message belongs to it."""
+        return self.request.prompt is not None
+
+    @property
     def turn_start(self) -> int | None:
         """Where the generation prompt begins; None where the template hides that."""
         segments = self.prompt.segments
@@ -75,6 +81,8 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
         ContextLengthExceededError: Prompt and answer do not fit the context.
     """
     _check(request, model.target.config.vocab_size)
+    if request.prompt is not None:
+        return _admit_raw(model, request)
     stops = StopStrings(request.stop) if request.stop else None
     memory = model.tenants.of(request.tenant)
     asked = request
@@ -104,6 +112,27 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     )
 
 
+def prompt_ids(model: LoadedModel, task: Tokenize) -> tuple[int, ...]:
+    """The ids of a request's prompt, as `admit` would make them.
+
+    Raises:
+        RequestError: There is no message, or the template refuses them.
+    """
+    request, memory = task.request, model.tenants.of(task.request.tenant)
+    if request.prompt is not None:
+        return _raw_ids(model, request.prompt)
+    seed = seed_key(request.tools, request.template_kwargs)
+    plan = plan_history(model, memory, request.messages, seed, request.history)
+    prompt = memory.renderer.render(
+        request.messages,
+        request.tools,
+        template_kwargs=request.template_kwargs,
+        splices=plan.splices,
+        add_generation_prompt=task.add_generation_prompt,
+    )
+    return prompt.token_ids
+
+
 def plan_history(
     model: LoadedModel,
     memory: TenantMemory,
@@ -131,13 +160,40 @@ def plan_history(
     )
 
 
+def _admit_raw(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
+    """The same for a prompt that no template makes."""
+    assert request.prompt is not None
+    memory = model.tenants.of(request.tenant)
+    prompt = RenderedPrompt(_raw_ids(model, request.prompt))
+    return AdmittedRequest(
+        request,
+        memory,
+        PastRequest.of(()),
+        plan_history(model, memory, (), seed_key((), {})),
+        prompt,
+        _resolve(request.sampling, model, len(prompt.token_ids)),
+        StopStrings(request.stop) if request.stop else None,
+        _stop_controls(model, request.stop),
+    )
+
+
+def _raw_ids(model: LoadedModel, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        prompt = tuple(model.tokenizer.encode_template(prompt))
+    if not prompt:
+        raise RequestError("prompt is empty; send at least one token")
+    return prompt
+
+
 def _check(request: ChatRequest, vocab_size: int) -> None:
-    if not request.messages:
+    if not request.messages and request.prompt is None:
         raise RequestError("messages is empty; send at least one message")
     if request.num_choices < 1:
         raise RequestError(f"num_choices is {request.num_choices!r}; ask for at least 1")
     sampling = request.sampling
     named = {"stop_token_ids": sampling.stop_token_ids, "logit_bias": dict(sampling.logit_bias)}
+    if isinstance(request.prompt, tuple):
+        named["prompt"] = request.prompt
     for option, token_ids in named.items():
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:

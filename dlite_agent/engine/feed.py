@@ -38,7 +38,7 @@ def feed_steps(
 
     Yields no chunk. Does nothing where a session holds all of it already, or memory is short.
     """
-    prefix = _sure_prefix(admitted)
+    prefix = admitted.prompt if admitted.is_raw else _sure_prefix(admitted)
     request = replace(make_request(prefix.token_ids), tenant=admitted.request.tenant)
     if model.sessions.shared_length(request) >= len(prefix.token_ids) - 1:
         return

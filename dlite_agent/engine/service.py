@@ -7,14 +7,21 @@ import time
 from collections.abc import Callable, Iterator
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.steps import drive
-from dlite_agent.engine.admission import plan_history
+from dlite_agent.engine.admission import prompt_ids
 from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.idle import IdleWork
 from dlite_agent.engine.loading import LoadedModel, load_model
 from dlite_agent.engine.scheduler import Scheduler, TurnSteps
+from dlite_agent.engine.session_commands import run_command
+from dlite_agent.engine.session_tasks import (
+    Decoded,
+    Detokenize,
+    SessionCommand,
+    TokenIds,
+    Tokenize,
+)
 from dlite_agent.engine.tasks import (
     Answer,
     Count,
@@ -97,6 +104,12 @@ class ModelService:
                 return SessionList(tuple(self._sessions(question.tenant)))
             case PurgeSessions():
                 return self._purge(question)
+            case Tokenize():
+                return TokenIds(prompt_ids(self.model, question))
+            case Detokenize():
+                return Decoded(self.model.tokenizer.decode(question.token_ids))
+            case SessionCommand():
+                return run_command(self.model, question)
             case _:
                 return self._usage()
 
@@ -135,13 +148,8 @@ class ModelService:
         self.model.target.close()
 
     def _count(self, task: CountTokens) -> Count:
-        memory = self.model.tenants.of()
-        seed = seed_key(task.tools, {})
-        plan = plan_history(self.model, memory, task.messages, seed)
-        prompt = memory.renderer.render(
-            task.messages, task.tools, splices=plan.splices, add_generation_prompt=False
-        )
-        return Count(len(prompt.token_ids))
+        request = ChatRequest(task.messages, task.tools)
+        return Count(len(prompt_ids(self.model, Tokenize(request, add_generation_prompt=False))))
 
     def _usage(self) -> Usage:
         pool = self.model.target.pool
@@ -157,7 +165,13 @@ class ModelService:
             if tenant in (None, info.tenant):
                 size, idle_s = info.nbytes, info.idle_s
                 yield StoredSession(
-                    info.session_id, "device", info.num_tokens, size, idle_s, info.tenant
+                    info.session_id,
+                    "device",
+                    info.num_tokens,
+                    size,
+                    idle_s,
+                    info.tenant,
+                    info.is_pinned,
                 )
         now = now_s()
         for tier, kept in self.model.tiers.kept():

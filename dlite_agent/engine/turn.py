@@ -12,8 +12,8 @@ from typing import Never
 import torch
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.call_xml import XmlCalls
 from dlite_agent.chat.message_keys import turn_forms
+from dlite_agent.chat.raw_parser import RawParser
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StopCut, StreamParser
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import Pause, Steps, next_item
@@ -22,6 +22,7 @@ from dlite_agent.engine.admission import AdmittedRequest, admit
 from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.feed import feed_steps
 from dlite_agent.engine.loading import LoadedModel
+from dlite_agent.engine.turn_parser import turn_parser
 from dlite_agent.engine.turn_record import KeptIds, TurnRecord, TurnTimes, describe_logprobs
 from dlite_agent.engine.turn_session import find_session
 from dlite_agent.errors import (
@@ -98,7 +99,7 @@ def turn_steps(
             raise
         raise ours from error
     finally:
-        if model.config.reuse == "none":
+        if model.config.reuse == "none" or record.is_probe:
             model.sessions.discard(session)
         else:
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
@@ -128,13 +129,7 @@ class _Turn:
         record.times.prefilled_s = time.perf_counter()
         prefill_s = record.times.prefilled_s - record.times.acquired_s
         model.tiers.note_prefill(record.report.prefilled, prefill_s)
-        is_xml = model.renderer.traits.calls == "xml"
-        parser = StreamParser(
-            model.tokenizer,
-            starts_in="reasoning" if prompt.starts_in_reasoning else "text",
-            stops=record.admitted.stops,
-            xml=XmlCalls(record.admitted.request.tools) if is_xml else None,
-        )
+        parser = turn_parser(model, record.admitted)
         finish: EndReason = "cancelled"
         last = GenerationChunk()
         if record.report.is_complete:
@@ -144,14 +139,18 @@ class _Turn:
             self.session.rewind(len(prompt.token_ids) + record.cut.num_kept)
         kept = record.kept(model.tokenizer.encode_untrusted)
         record.admitted.memory.known.add(prompt.token_ids, keys, kept.token_ids)
-        self._remember(parsed, kept)
+        hint, session_id = record.admitted.request.session_hint, self.session.session_id
+        record.admitted.memory.remember_hint(hint, session_id)
+        if not record.admitted.is_raw:
+            self._remember(parsed, kept)
         stats = record.stats(parsed, model.drafter_reason, self._contention_notes())
-        sent = record.admitted.sent.with_answer(parsed.message)
-        record.admitted.memory.past.remember(self.session.session_id, sent)
+        if not record.admitted.is_raw:
+            sent = record.admitted.sent.with_answer(parsed.message)
+            record.admitted.memory.past.remember(self.session.session_id, sent)
         _log(stats, parsed.finish_reason)
         if finish == "cancelled":
             return
-        if model.idle is not None:
+        if model.idle is not None and not record.admitted.is_raw:
             model.idle.note(self.session.session_id, record.admitted, parsed.message)
         generation = Generation(
             parsed.message,
@@ -172,7 +171,7 @@ class _Turn:
         )
 
     def _decode(
-        self, parser: StreamParser, should_stop: Callable[[], bool]
+        self, parser: StreamParser | RawParser, should_stop: Callable[[], bool]
     ) -> Steps[GenerationChunk, tuple[EndReason, GenerationChunk]]:
         """All rounds as chunks, but the last one, which is returned with why it is the last."""
         record = self.record
@@ -190,7 +189,7 @@ class _Turn:
                     return ("stop" if record.cut is not None else round_.finish or "stop"), chunk
                 yield chunk
 
-    def _read(self, parser: StreamParser, round_: Round) -> GenerationChunk:
+    def _read(self, parser: StreamParser | RawParser, round_: Round) -> GenerationChunk:
         """Parse a round, up to where a stop string ends the turn."""
         record, ids = self.record, round_.token_ids
         stop = record.admitted.stop_controls.get(ids[-1])
@@ -254,7 +253,6 @@ class _Turn:
         """Note the turn for exact replay; what was sampled before a stop counts as well."""
         model, session_id, turn = self.model, self.session.session_id, self.record
         memory = turn.admitted.memory
-        memory.remember_hint(turn.admitted.request.session_hint, session_id)
         if not turn.sampled:
             return
         plan, message = turn.admitted.plan, parsed.message

@@ -25,6 +25,8 @@ __all__ = ["KeptIds", "TurnRecord", "TurnTimes", "describe_logprobs"]
 
 logger = logging.getLogger(__name__)
 
+_PROBE_TOKENS = 256
+
 
 @dataclass(slots=True)
 class TurnTimes:
@@ -66,6 +68,8 @@ class TurnRecord:
         sampled: Ids so far; up to where a stop string was complete.
         cut: Where a stop string ended the turn, or None.
         idle_rows: Rows of its prompt that were computed before it came, while nobody asked for any.
+        is_probe: Somebody asked for one token to see whether the model answers: a small prompt in a
+            session of its own, which is not worth its place.
         handle: What the client carries for us, to say which turn this was.
     """
 
@@ -82,9 +86,16 @@ class TurnRecord:
     cut: StopCut | None = None
     idle_rows: int = 0
     handle: str = ""
+    is_probe: bool = False
 
     def __post_init__(self) -> None:
         self.handle = self.admitted.memory.handles.sign(self.session_id)
+        self.is_probe = (
+            self.admitted.sampling.max_tokens == 1
+            and len(self.admitted.prompt.token_ids) <= _PROBE_TOKENS
+            and not self.admitted.is_raw
+            and self.session_id not in self.admitted.memory.past
+        )
 
     def add(self, round_: Round) -> None:
         """Note a round."""

@@ -11,17 +11,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 
-from dlite_agent.backend import ChatRequest
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.tasks import (
-    CountTokens,
     Event,
     Failure,
     Finished,
-    Inspect,
-    ListSessions,
     Progress,
-    PurgeSessions,
     Service,
     Task,
 )
@@ -72,15 +67,7 @@ class _Server:
             case ("start", EngineConfig() as config, int(level), int(parent_pid)):
                 self._parent_pid = parent_pid
                 self._start(config, level)
-            case (
-                "task",
-                int(task_id),
-                ChatRequest()
-                | CountTokens()
-                | Inspect()
-                | ListSessions()
-                | PurgeSessions() as task,
-            ):
+            case ("task", int(task_id), task) if isinstance(task, Task):
                 self._submit(task_id, task)
             case ("close",):
                 if self._worker is not None:

@@ -29,6 +29,7 @@ class SessionInfo:
         num_tokens: Tokens that it holds.
         nbytes: Its share of the memory.
         is_busy: A turn runs on it.
+        is_pinned: It is not evicted, whoever needs room.
         waits_for_tool: Its last turn ended in a tool call, less than five minutes ago.
         idle_s: Seconds since its last turn ended; 0 while one runs.
         tenant: Whose it is.
@@ -41,6 +42,7 @@ class SessionInfo:
     waits_for_tool: bool
     idle_s: float
     tenant: str = ""
+    is_pinned: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +79,7 @@ class Resident:
         For a minute, small requests (titles, probes, sub-agents) leave a session alone that waits
         for its tool.
         """
-        if self.session.busy:
+        if self.session.busy or self.session.is_pinned:
             return False
         is_protected = self.is_waiting(now) and now - self.released_at < _PROTECTED_S
         return not (is_protected and _SMALL_FACTOR * num_tokens <= len(self.trail))
@@ -131,6 +133,7 @@ class Resident:
             waits_for_tool=not is_busy and self.is_waiting(now),
             idle_s=0.0 if is_busy else now - self.released_at,
             tenant=self.tenant,
+            is_pinned=self.session.is_pinned,
         )
 
 

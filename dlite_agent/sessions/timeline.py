@@ -34,6 +34,8 @@ class Timeline:
         """Where the last turn began: the ids before it were there when its sync extended them."""
         self.labels: dict[str, str] = {}
         """What its owner notes beside; saved with it."""
+        self.is_pinned = False
+        """Whether its owner keeps it although others need its memory."""
         self._target = target
         self._drafter = drafter
         self._prefill_chunk = prefill_chunk

@@ -30,6 +30,12 @@ class TokenTrail:
         """How many ids it holds."""
         return self._length
 
+    @property
+    def token_ids(self) -> list[int]:
+        """All ids."""
+        ids: list[int] = self._buffer[: self._length].tolist()
+        return ids
+
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append ids; amortised over calls, nothing before them is copied."""
         length = self._length + len(token_ids)

@@ -1,0 +1,80 @@
+"""Questions about prompts and sessions that a server asks for its clients, and their answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dlite_agent.backend import ChatRequest
+
+__all__ = [
+    "Decoded",
+    "Detokenize",
+    "SessionAction",
+    "SessionCommand",
+    "SessionReply",
+    "TokenIds",
+    "Tokenize",
+]
+
+SessionAction = Literal["find", "pin", "unpin", "fork", "save", "delete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Ask for the ids of a request's prompt. Answer: `TokenIds`."""
+
+    request: ChatRequest
+    add_generation_prompt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize:
+    """Ask for the text of ids, control tokens spelled. Answer: `Decoded`."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCommand:
+    """Do something with one session of a tenant. Answer: `SessionReply`.
+
+    Attributes:
+        action: What. A pinned session is never evicted. `save` needs a folder for sessions. `find`
+            only looks.
+        name: The session's id, or what the client called it.
+        tenant: Whose it is; another tenant's does not exist.
+        new_name: What the client calls a fork.
+    """
+
+    action: SessionAction
+    name: str
+    tenant: str = ""
+    new_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """Ids of a prompt."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Text of ids."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionReply:
+    """The session that a command was about, or the new one.
+
+    Attributes:
+        session_id: Its id.
+        token_ids: What it holds; of `find` only.
+    """
+
+    session_id: str
+    token_ids: tuple[int, ...] = ()
