@@ -131,24 +131,18 @@ def _train(
     from dlite_agent.training.frozen import FrozenEnds
     from dlite_agent.training.stage_data import stage_data
     from dlite_agent.training.stages import train_stage
-    from dlite_agent.training.tracking import find_tracker
 
     stage = cast("StageName", arguments.step)
     config = _config(model, recipe)
-    folder = Path(recipe.work) / stage
-    tracker = find_tracker(arguments.report_to, folder, f"{Path(recipe.out).name}-{stage}")
     data = stage_data(model, recipe, stage, config, conversations)
-    is_complete = train_stage(
+    train_stage(
         recipe,
         stage,
         (config, FrozenEnds.of(model.target)),
         data,
         max_s=None if arguments.minutes is None else 60 * arguments.minutes,
-        tracker=tracker,
+        report_to=arguments.report_to,
     )
-    tracker.finish()
-    wrote = recipe.out if stage == "align" else str(folder)
-    note(f"wrote {wrote}" + ("" if is_complete else "; run again to go on"))
     return 0
 
 

@@ -55,12 +55,14 @@ class DSparkLearner:
         """Its shape, and how far it looks back."""
         return asdict(self.config) | {"window": self.window}
 
-    def logits(self, part: Part) -> Tensor:
+    def logits(self, part: Part, token_ids: Tensor | None = None) -> Tensor:
         """See `Learner.logits`; the part has a history."""
         hidden = self._states(part)
         g = head_states(self.config, self.weights.__getitem__, part.records.previous_ids, hidden)
         factor = self.weights["markov_head.markov_w2.weight"]
-        return self.ends.logits(hidden) + functional.linear(g, factor)
+        if token_ids is not None:
+            factor = factor[token_ids]
+        return self.ends.logits(hidden, token_ids) + functional.linear(g, factor)
 
     @torch.no_grad()
     def draft(self, part: Part) -> Tensor:

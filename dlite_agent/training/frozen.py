@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from dlite_agent.models.target import TargetModel
 
-__all__ = ["FrozenEnds"]
+__all__ = ["FrozenEnds", "rows_among"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,13 @@ class FrozenEnds:
         scale = x.square().mean(dim=-1, keepdim=True).add(self.eps).rsqrt()
         return x * scale * self.gain
 
-    def logits(self, states: Tensor) -> Tensor:
-        """The vocabulary projection of normed states, [..., V]."""
-        return functional.linear(states, self.head.to(states.dtype))
+    def logits(self, states: Tensor, token_ids: Tensor | None = None) -> Tensor:
+        """The vocabulary projection of normed states, [..., V], or to some tokens, [..., R]."""
+        head = self.head if token_ids is None else self.head[token_ids]
+        return functional.linear(states, head.to(states.dtype))
+
+
+def rows_among(token_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where tokens of any shape stand among ascending ids [R], and whether they do (else any)."""
+    rows = torch.searchsorted(token_ids, wanted).clamp_max(len(token_ids) - 1)
+    return rows, token_ids[rows] == wanted

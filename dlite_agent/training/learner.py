@@ -62,8 +62,11 @@ class Learner(Protocol):
         """Its shape, as JSON."""
         ...
 
-    def logits(self, part: Part) -> Tensor:
-        """Of every slot, with the target's own tokens before it, [N, B, V]."""
+    def logits(self, part: Part, token_ids: Tensor | None = None) -> Tensor:
+        """Of every slot, with the target's own tokens before it, [N, B, V].
+
+        Of some tokens only, [N, B, R], where their ascending ids [R] are given.
+        """
         ...
 
     def draft(self, part: Part) -> Tensor:
@@ -102,9 +105,9 @@ class DLiteLearner:
         """Content of the drafter's `config.json`."""
         return self.config.to_json()
 
-    def logits(self, part: Part) -> Tensor:
+    def logits(self, part: Part, token_ids: Tensor | None = None) -> Tensor:
         """See `Learner.logits`."""
-        return self.student.logits(StudentInput.of(part.records), self.ends.logits)
+        return self.student.logits(StudentInput.of(part.records), self.ends, None, token_ids)
 
     @torch.no_grad()
     def draft(self, part: Part) -> Tensor:

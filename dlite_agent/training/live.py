@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.errors import CapacityError, ConfigurationError
@@ -90,6 +91,13 @@ class LiveSource:
             self._pool = None  # makes room first
             self._pool = number, self._fill(number)
         return self._pool[1].parts(step - number * self._steps, share)
+
+    def common_ids(self, count: int) -> Tensor:
+        """See `Source.common_ids`."""
+        raise ConfigurationError(
+            f"max_vocab is {count!r}, but with capture.store={self._capture.store!r} nothing is "
+            "known of the answers before they are there; use capture.store=disk or max_vocab=0"
+        )
 
     def _fill(self, number: int) -> Source:
         """Capture a pool, and note where the next one begins."""

@@ -29,6 +29,8 @@ class AlignOptions:
         cross_entropy: α of the loss.
         slot_decay: γ of the slot weights exp(-k / γ).
         emphasis: How often an epoch has a record that follows a tool result or lies in a call.
+        max_vocab: Logits are computed of so many tokens only, those that the answers use most; the
+            others are not learned. 0: of all.
         autocast: Products in bfloat16.
         device: `cpu`, or `auto`: what `accelerate` finds, with all processes that it started.
         seed: Of weights and batches.
@@ -47,6 +49,7 @@ class AlignOptions:
     cross_entropy: float = 0.1
     slot_decay: float = 4.0
     emphasis: int = 2
+    max_vocab: int = 0
     autocast: bool = True
     device: Literal["auto", "cpu"] = "auto"
     seed: int = 1
@@ -58,7 +61,7 @@ class AlignOptions:
         for name in above.split():
             if getattr(self, name) <= 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; use more than 0")
-        for name in ("warmup", "final_rate", "weight_decay", "cross_entropy"):
+        for name in ("warmup", "final_rate", "weight_decay", "cross_entropy", "max_vocab"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} is {getattr(self, name)!r}; use at least 0")
         if self.device not in ("auto", "cpu"):

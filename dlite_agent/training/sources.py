@@ -12,7 +12,7 @@ from dlite_agent.training.learner import Part
 from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
 
-__all__ = ["Source", "StoredRecords", "drawn"]
+__all__ = ["Source", "StoredRecords", "common_ids", "drawn"]
 
 
 class Source(Protocol):
@@ -24,6 +24,14 @@ class Source(Protocol):
         Args:
             step: Its number.
             share: Number of the process, and how many there are.
+        """
+        ...
+
+    def common_ids(self, count: int) -> Tensor:
+        """The tokens that its answers use most, ascending, [at most count] int64.
+
+        Raises:
+            ConfigurationError: The answers are not there yet.
         """
         ...
 
@@ -60,6 +68,17 @@ class StoredRecords:
             Part(self._records.batch(part, self._block_size))
             for part in chosen.split(self._options.part_size)
         ]
+
+    def common_ids(self, count: int) -> Tensor:
+        """See `Source.common_ids`."""
+        return common_ids(self._records.next_ids, count)
+
+
+def common_ids(token_ids: Tensor, count: int) -> Tensor:
+    """Those that occur most, ascending; of equals the lower ones, [at most count] int64."""
+    counts = torch.bincount(token_ids.long())
+    most = counts.argsort(descending=True, stable=True)[:count]
+    return most[counts[most] > 0].sort().values
 
 
 def drawn(

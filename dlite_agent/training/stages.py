@@ -30,7 +30,7 @@ from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance
 from dlite_agent.training.sources import Source
 from dlite_agent.training.teacher import TeacherLearner, without_history
-from dlite_agent.training.tracking import NoTracker, Tracker
+from dlite_agent.training.tracking import ReportTo, Tracker, find_tracker
 from dlite_agent.training.trainer import Trainer
 from dlite_agent.training.warm_start import warm_start
 from dlite_agent.training.windows import Windows
@@ -93,7 +93,7 @@ def train_stage(
     data: tuple[Source, Records | Windows],
     *,
     max_s: float | None = None,
-    tracker: Tracker | None = None,
+    report_to: ReportTo = "none",
 ) -> bool:
     """Train in `recipe.work`, and keep what has the best held-out τ.
 
@@ -104,13 +104,14 @@ def train_stage(
         model: Shape of the drafter, and the target's ends.
         data: What to learn from, and greedy answers to measure on.
         max_s: Stop after so long; the same call goes on.
-        tracker: Takes figures too.
+        report_to: Takes figures too, of the process that writes.
 
     Returns:
         Whether the run is complete.
 
     Raises:
         ConfigurationError: There is no such stage, or the teacher is missing.
+        MissingDependencyError: What reports is not installed.
         NonFiniteLossError: As `Trainer.run`.
     """
     (config, ends), (source, heldout) = model, data
@@ -121,11 +122,18 @@ def train_stage(
     learner = kind(config, ends, start, seed=options.seed, device=devices.device)
     folder = Path(recipe.work) / stage
     trainer = Trainer(folder, learner, options, devices)
-    watch = _Watch(recipe, stage, trainer, heldout, tracker or NoTracker())
-    is_complete = trainer.run(source, max_s=max_s, on_log=watch.note, on_state=watch.measure)
-    if trainer.is_main:
+    if not trainer.is_main:
+        return trainer.run(source, max_s=max_s)
+    tracker = find_tracker(report_to, folder, f"{Path(recipe.out).name}-{stage}")
+    try:
+        watch = _Watch(recipe, stage, trainer, heldout, tracker)
+        is_complete = trainer.run(source, max_s=max_s, on_log=watch.note, on_state=watch.measure)
         watch.measure(trainer)
         watch.draw()
+    finally:
+        tracker.finish()
+    wrote = recipe.out if stage == "align" else str(folder)
+    logger.info("wrote %s%s", wrote, "" if is_complete else "; run again to go on")
     return is_complete
 
 

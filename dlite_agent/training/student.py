@@ -16,12 +16,12 @@ from torch.nn import functional
 from dlite_agent.models.dlite_config import COPY_LENGTHS, DLiteConfig, dlite_shapes
 from dlite_agent.models.dlite_network import position_waves
 from dlite_agent.training.block_layers import BlockLayers, BlockShape, History, rms_norm
+from dlite_agent.training.frozen import FrozenEnds, rows_among
 from dlite_agent.training.records import RecordBatch
 
 __all__ = ["Student", "StudentInput", "new_weights"]
 
 Embed = Callable[[Tensor], Tensor]
-Project = Callable[[Tensor], Tensor]
 
 
 class StudentInput(NamedTuple):
@@ -103,15 +103,23 @@ class Student:
         self._layers = BlockLayers(shape, weights)
 
     def logits(
-        self, given: StudentInput, project: Project, history: History | None = None
+        self,
+        given: StudentInput,
+        ends: FrozenEnds,
+        history: History | None = None,
+        token_ids: Tensor | None = None,
     ) -> Tensor:
-        """Logits of all slots, [N, B, V], by the target's vocabulary projection."""
+        """Logits of all slots, [N, B, V], or of some ascending tokens [R] only, [N, B, R]."""
         hidden = self.backbone(given, history)
         if self.config.head == "none":
-            return project(hidden)
+            return ends.logits(hidden, token_ids)
         known = self.head_states(hidden, given)
-        logits = project(hidden + self.correction(known))
-        return self.add_copies(logits, known, given.hints)
+        logits = ends.logits(hidden + self.correction(known), token_ids)
+        hints = given.hints
+        if hints is not None and token_ids is not None:
+            rows, is_there = rows_among(token_ids, hints[..., 0])
+            hints = torch.stack([rows, hints[..., 1] * is_there], dim=-1)
+        return self.add_copies(logits, known, hints)
 
     def backbone(self, given: StudentInput, history: History | None = None) -> Tensor:
         """Slots' states before the head, [N, B, E]; only a teacher has a history."""

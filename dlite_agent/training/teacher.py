@@ -60,10 +60,10 @@ class TeacherLearner:
         """The student's shape."""
         return self.config.to_json() | {"reads_history": True}
 
-    def logits(self, part: Part) -> Tensor:
+    def logits(self, part: Part, token_ids: Tensor | None = None) -> Tensor:
         """See `Learner.logits`; the part has a history."""
         given = StudentInput.of(part.records)
-        return self.student.logits(given, self.ends.logits, self._history(part))
+        return self.student.logits(given, self.ends, self._history(part), token_ids)
 
     @torch.no_grad()
     def draft(self, part: Part) -> Tensor:

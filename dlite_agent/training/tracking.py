@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Protocol
 
-from dlite_agent.errors import MissingDependencyError
+from dlite_agent.errors import ConfigurationError, MissingDependencyError
 
 __all__ = ["NoTracker", "ReportTo", "Tracker", "find_tracker"]
 
@@ -54,7 +54,13 @@ class _WeightsAndBiases:
     def __init__(self, folder: Path, run: str) -> None:
         import wandb
 
-        self._run = wandb.init(project="dlite-agent", name=run, dir=str(folder))
+        try:
+            self._run = wandb.init(project="dlite-agent", name=run, dir=str(folder))
+        except wandb.errors.Error as error:
+            raise ConfigurationError(
+                f"--report-to wandb does not start ({error}); run: wandb login, or set "
+                "WANDB_MODE=offline"
+            ) from error
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         self._run.log(dict(figures), step=step)
@@ -73,6 +79,7 @@ def find_tracker(name: ReportTo, folder: Path, run: str) -> Tracker:
 
     Raises:
         MissingDependencyError: Its package is not installed.
+        ConfigurationError: It does not start: Weights & Biases without a key, for one.
     """
     if name == "none":
         return NoTracker()

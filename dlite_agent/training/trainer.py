@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dlite_agent.training.checkpoint import check_run, load_state, save_state
 from dlite_agent.training.devices import Devices, OneCPU
+from dlite_agent.training.frozen import rows_among
 from dlite_agent.training.learner import Learner, Part
 from dlite_agent.training.losses import block_loss, slot_counts, slot_weights
 from dlite_agent.training.options import AlignOptions
@@ -80,6 +81,7 @@ class Trainer:
         )
         self._compute: Callable[[Part], tuple[Tensor, Tensor]] = self._loss
         self._key = {"config": learner.describe(), "options": options.run_key()}
+        self._token_ids: Tensor | None = None
         self.place = Place()
         self.steps_per_s = 0.0
         work.mkdir(parents=True, exist_ok=True)
@@ -124,25 +126,30 @@ class Trainer:
         """
         began = logged = saved = time.perf_counter()
         first_step = self.place.step
-        while not self.is_done:
-            now = time.perf_counter()
-            if max_s is not None and now - began > max_s:
-                break
+        is_late = self._agreed(max_s is not None and max_s <= 0)
+        while not (self.is_done or is_late):
             self.step_once(source)
             now = time.perf_counter()
-            if now - logged > self.options.log_every_s or self.is_done:
+            if self.is_main and (now - logged > self.options.log_every_s or self.is_done):
                 logged = now
                 self.steps_per_s = (self.place.step - first_step) / max(now - began, 1e-9)
                 self._log()
-                if on_log is not None and self.is_main:
+                if on_log is not None:
                     on_log(self)
-            if now - saved > self.options.save_every_s:
+            if self._agreed(now - saved > self.options.save_every_s):
                 self.save()
                 if on_state is not None and self.is_main:
                     on_state(self)
                 saved = time.perf_counter()
+            is_late = self._agreed(max_s is not None and now - began > max_s)
         self.save()
         return self.is_done
+
+    def _agreed(self, is_due: bool) -> bool:
+        """What the main process's clock says, in all of them."""
+        flag = torch.tensor(float(is_due and self.is_main), device=self._devices.device)
+        self._devices.add_up([flag])
+        return bool(flag)
 
     def step_once(self, source: Source) -> None:
         """One optimizer step on the records of its number.
@@ -151,8 +158,10 @@ class Trainer:
             NonFiniteLossError: As `run`; nothing was changed.
         """
         device = self._devices.device
-        parts = [part.to(device) for part in source.parts(self.place.step, self._devices.share)]
-        scale = torch.stack([(self._slots * part.records.valid).sum() for part in parts]).sum()
+        found = source.parts(self.place.step, self._devices.share)  # none: the share is empty
+        parts = [self._narrowed(part.to(device), source) for part in found]
+        weighed = ((self._slots * part.records.valid).sum() for part in parts)
+        scale = sum(weighed, start=torch.zeros((), device=device))
         self._devices.add_up([scale])
         total = torch.zeros((), device=device)
         looks = self.place.step % _SHARES_EVERY == 0
@@ -202,6 +211,9 @@ class Trainer:
     def _update(self, loss: float) -> None:
         """One step of the optimizer with the gradients that there are."""
         weights = list(self.learner.weights.values())
+        for weight in weights:
+            if weight.grad is None:  # this process had no records
+                weight.grad = torch.zeros_like(weight)
         self._devices.add_up([weight.grad for weight in weights if weight.grad is not None])
         norm = float(torch.nn.utils.clip_grad_norm_(weights, self.options.clip))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -225,14 +237,28 @@ class Trainer:
             place.per_slot = [a + share * (b - a) for a, b in zip(before, shares, strict=True)]
         place.step += 1
 
+    def _narrowed(self, part: Part, source: Source) -> Part:
+        """A part whose slots choose among the tokens that are learned; others are not valid."""
+        if not self.options.max_vocab:
+            return part
+        records = part.records
+        if self._token_ids is None:
+            ids = source.common_ids(self.options.max_vocab)
+            self._token_ids = ids.to(records.best_ids.device)
+        rows, is_there = rows_among(self._token_ids, records.best_ids)
+        return part._replace(
+            records=replace(records, best_ids=rows, valid=records.valid & is_there)
+        )
+
     def _loss(self, part: Part) -> tuple[Tensor, Tensor]:
         """Weighted sum over all slots, and the logits."""
         records, ends = part.records, self.learner.ends
         kind = self._devices.device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.options.autocast):
-            logits = self.learner.logits(part)
+            logits = self.learner.logits(part, self._token_ids)
             with torch.no_grad():
-                target_logits = ends.logits(ends.target_states(records.final_taps))
+                states = ends.target_states(records.final_taps)
+                target_logits = ends.logits(states, self._token_ids)
         loss = block_loss(
             logits,
             target_logits,

@@ -20,7 +20,7 @@ from dlite_agent.training.files import write_tensors
 from dlite_agent.training.learner import HistoryRows, Part
 from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
-from dlite_agent.training.sources import drawn
+from dlite_agent.training.sources import common_ids, drawn
 
 __all__ = ["StoredWindows", "Windows"]
 
@@ -157,3 +157,8 @@ class StoredWindows:
             chosen = usable[torch.multinomial(weights, taken, generator=generator)].sort().values
             found.append(self._windows.part(number, chosen, self._block_size))
         return found
+
+    def common_ids(self, count: int) -> Tensor:
+        """See `Source.common_ids`."""
+        rows = self._windows.rows
+        return common_ids(rows.next_ids[rows.left > 0], count)

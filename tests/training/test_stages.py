@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlite_agent.errors import ConfigurationError, DrafterMismatchError, MissingDependencyError
+from dlite_agent.errors import ConfigurationError, DrafterMismatchError
 from dlite_agent.models.dlite_config import dlite_shapes
 from dlite_agent.models.dlite_files import read_dlite, write_dlite
 from dlite_agent.models.drafter_source import read_block_drafter
@@ -19,7 +19,6 @@ from dlite_agent.training.devices import AcceleratedDevices
 from dlite_agent.training.learner import DLiteLearner
 from dlite_agent.training.recipe import CaptureOptions, CompareOptions, Recipe
 from dlite_agent.training.stages import train_stage
-from dlite_agent.training.tracking import find_tracker
 from dlite_agent.training.trainer import Trainer
 from dlite_agent.training.warm_start import taken_over, warm_start
 from dlite_agent.training.windows import StoredWindows
@@ -154,8 +153,3 @@ def test_accelerate_computes_the_same_losses(tmp_path: Path) -> None:
         trainer.run(records)
         runs.append(trainer.place.loss)
     assert runs[0] == runs[1]
-
-
-def test_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingDependencyError, match="pip install wandb"):
-        find_tracker("wandb", tmp_path, "run")

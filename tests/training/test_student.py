@@ -135,7 +135,7 @@ def test_copying_student_gives_the_drafters_block(shortlist: int | None) -> None
     previous_ids = torch.tensor([ids[at : at + 7]])
     given = StudentInput(taps, previous_ids[:, 0], previous_ids, torch.tensor([at]), hints)
     ends = FrozenEnds.of(target)
-    logits = student.logits(given, ends.logits)[0]
+    logits = student.logits(given, ends)[0]
     assert (hints[0, :, 1] > 0).sum() > 4
     if shortlist is None:
         assert logits.argmax(dim=-1).tolist() == list(block.token_ids)
