@@ -8,12 +8,8 @@ again from the token ids, which the manifest holds.
 
 from __future__ import annotations
 
-import threading
-import time
-from array import array
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -31,26 +27,11 @@ from dlite_agent.sessions.atomic_file import (
     write_file,
 )
 from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey, read_manifest
-from dlite_agent.sessions.segments import (
-    Segment,
-    SegmentShape,
-    plan_segments,
-    read_segment,
-    write_segment,
-)
+from dlite_agent.sessions.saved_session import SavedOnDisk, SavedSession
+from dlite_agent.sessions.segments import Segment, SegmentShape, plan_segments, write_segment
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = [
-    "SavedSession",
-    "open_checkpoint",
-    "plan_save",
-    "save_session",
-    "segment_shape",
-    "write_checkpoint",
-]
-
-_READ_AHEAD = 2
-"""Segments that are read before they are asked for."""
+__all__ = ["open_checkpoint", "plan_save", "save_session", "segment_shape", "write_checkpoint"]
 
 
 def segment_shape(pool: KVPool) -> SegmentShape:
@@ -134,107 +115,12 @@ def write_checkpoint(
     return saved
 
 
-@dataclass(slots=True)
-class SavedSession:
-    """A saved session that is being read. Its KV comes in blocks, from row 0 on.
-
-    A thread reads and verifies ahead of whoever takes the blocks.
-
-    Attributes:
-        manifest: What was saved.
-        problem: Why the KV ends before `manifest.num_rows`; empty when nothing is wrong.
-        num_bytes: Read and verified so far.
-        read_s: Seconds that it took, without waiting for whoever takes the blocks.
-    """
-
-    manifest: Manifest
-    problem: str = ""
-    num_bytes: int = 0
-    read_s: float = 0.0
-    _blocks: deque[Tensor] = field(default_factory=deque)
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _is_over: bool = False
-
-    @classmethod
-    def of(cls, manifest: Manifest, blocks: Sequence[Tensor], num_rows: int) -> SavedSession:
-        """A session whose rows are in memory; as many of them as are wanted are given."""
-        saved = cls(manifest)
-        done = 0
-        for block in blocks:
-            if done >= num_rows:
-                break
-            part = block[:, :, :, : num_rows - done]
-            saved.num_bytes += part.nbytes
-            saved._blocks.append(part)
-            done += part.shape[3]
-        saved.close()
-        return saved
-
-    @property
-    def token_ids(self) -> array[int]:
-        """All ids."""
-        return self.manifest.token_ids
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the next block, or the end, is there without waiting."""
-        with self._changed:
-            return self._is_over or bool(self._blocks)
-
-    def blocks(self) -> Iterator[Tensor]:
-        """Verified rows [L, 2, K, n, D], as long as there are any."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_over or self._blocks)
-                if not self._blocks:
-                    return
-                block = self._blocks.popleft()
-                self._changed.notify_all()
-            yield block
-
-    def close(self) -> None:
-        """Read no further. Idempotent."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify_all()
-
-    def read(self, folder: Path, shape: SegmentShape, num_rows: int) -> None:
-        """Read the first `num_rows` rows, in this thread, no faster than they are taken."""
-        done = 0
-        try:
-            for segment in self.manifest.segments:
-                if done >= num_rows:
-                    break
-                began_s = time.perf_counter()
-                block = read_segment(folder, segment, shape, self.token_ids)
-                self.read_s += time.perf_counter() - began_s
-                self.num_bytes += block.nbytes
-                if not self._put(block[:, :, :, : num_rows - done]):
-                    return
-                done = segment.end
-        except (OSError, ValueError, MemoryError) as error:
-            self.problem = str(error) or type(error).__name__
-        finally:
-            self.close()
-
-    def _put(self, block: Tensor) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_over or len(self._blocks) < _READ_AHEAD)
-            if not self._is_over:
-                self._blocks.append(block)
-                self._changed.notify_all()
-            return not self._is_over
-
-
-def open_checkpoint(
-    folder: Path, target: TargetModel, *, num_rows: int | None = None
-) -> SavedSession:
-    """Open a saved session and begin to read its KV.
+def open_checkpoint(folder: Path, target: TargetModel) -> SavedSession:
+    """Open a saved session.
 
     Args:
         folder: As it was given to a save.
         target: The model that goes on with it.
-        num_rows: KV rows that are wanted; None: all.
 
     Raises:
         CheckpointError: It is no saved session, damaged, or of another model.
@@ -252,13 +138,4 @@ def open_checkpoint(
             f"the session in {str(folder)!r} has token ids that this model's vocabulary of "
             f"{target.config.vocab_size} has not; delete it, and send the whole history"
         )
-    saved = SavedSession(manifest)
-    pool = target.new_cache().pool
-    wanted = manifest.num_rows if num_rows is None else min(num_rows, manifest.num_rows)
-    threading.Thread(
-        target=saved.read,
-        args=(folder, segment_shape(pool), wanted),
-        name="dlite restore",
-        daemon=True,
-    ).start()
-    return saved
+    return SavedOnDisk(manifest, folder, segment_shape(target.new_cache().pool))

@@ -25,7 +25,6 @@ from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder, write_file
 from dlite_agent.sessions.checkpoint import (
-    SavedSession,
     open_checkpoint,
     segment_shape,
     write_checkpoint,
@@ -35,6 +34,7 @@ from dlite_agent.sessions.disk_writer import DiskWriter
 from dlite_agent.sessions.journal import Journal, JournalRecord
 from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
 from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey, read_manifest
+from dlite_agent.sessions.saved_session import SavedSession
 from dlite_agent.sessions.segments import Segment, plan_segments
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
@@ -211,8 +211,8 @@ class DiskTier:
         if tenant in self._rewrites:
             self._rewrites[tenant]()
 
-    def open(self, kept: KeptSession, num_rows: int) -> SavedSession | None:
-        """Begin to read a session; None, with a warning, where it cannot be used.
+    def open(self, kept: KeptSession) -> SavedSession | None:
+        """A session to be read; None, with a warning, where it cannot be used.
 
         Waits for what is still being written of it.
         """
@@ -223,7 +223,7 @@ class DiskTier:
             self._changed.wait_for(lambda: entry.num_jobs == 0)
             entry.kept.used_at = now_s()
         try:
-            saved = open_checkpoint(entry.folder, self._target, num_rows=num_rows)
+            saved = open_checkpoint(entry.folder, self._target)
         except CheckpointError as error:
             logger.warning("session=%s starts cold: %s", kept.session_id, error)
             self.remove([kept.session_id])

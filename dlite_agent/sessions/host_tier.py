@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dlite_agent.models.kv_rows import rows_to_host
-from dlite_agent.sessions.checkpoint import SavedSession
 from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
 from dlite_agent.sessions.manifest import Manifest
+from dlite_agent.sessions.saved_session import SavedInMemory, SavedSession
 from dlite_agent.sessions.segments import SEGMENT_ROWS
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
@@ -69,14 +69,14 @@ class HostTier:
         self._entries[session.session_id] = _Entry(kept, manifest, blocks)
         return True
 
-    def open(self, kept: KeptSession, num_rows: int) -> SavedSession | None:
-        """The first `num_rows` rows of a session, which stays here."""
+    def open(self, kept: KeptSession) -> SavedSession | None:
+        """A session, which stays here."""
         entry = self._entries.pop(kept.session_id, None)
         if entry is None:
             return None
         self._entries[kept.session_id] = entry
         kept.used_at = now_s()
-        return SavedSession.of(entry.manifest, entry.blocks, num_rows)
+        return SavedInMemory(entry.manifest, entry.blocks)
 
     def remove(self, session_ids: Collection[str]) -> int:
         """Forget sessions; returns how many there were."""

@@ -13,9 +13,9 @@ from dlite_agent.decoding.prefill import prefill_steps
 from dlite_agent.decoding.state import DecodeState
 from dlite_agent.decoding.steps import Pause, Steps
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.models.kv_rows import append_rows, rows_to_host
+from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
-from dlite_agent.sessions.checkpoint import SavedSession
+from dlite_agent.sessions.saved_session import SavedSession
 
 __all__ = ["restore_steps"]
 
@@ -44,9 +44,9 @@ def restore_steps(
         target: Computes.
         drafter: Is given the ids.
         state: Empty; mutated.
-        saved: Read from its start.
+        saved: What is fetched.
         num_rows: At least 1, at most `saved.manifest.num_rows`.
-        may_wait: There is something else to do while a segment is read.
+        may_wait: There is something else to do while it is read.
 
     Returns:
         Rows that were restored; 0 leaves the state empty.
@@ -54,14 +54,18 @@ def restore_steps(
     Raises:
         CapacityError: The KV pool is full.
     """
-    last = yield from _append_stored(state, saved, num_rows, may_wait)
-    if last is not None:
-        ids = list(saved.token_ids[: state.kv.length])
+    saved.start(state.kv, num_rows)
+    while not saved.is_ready and may_wait():
+        yield Pause("restore")
+    saved.finish()
+    if num_whole := state.kv.length:
+        last = rows_to_host(state.kv, num_whole - 1, num_whole)
+        ids = list(saved.token_ids[:num_whole])
         state.kv.truncate_to(len(ids) - 1)
         state.token_ids[:] = ids[:-1]
         state.draft_state = drafter.start(ids[:-1])
         yield from prefill_steps(target, drafter, state, ids, lambda: False, lambda: 1)
-        if not _is_same(rows_to_host(state.kv, len(ids) - 1, len(ids)), last):
+        if not _is_same(rows_to_host(state.kv, num_whole - 1, num_whole), last):
             saved.problem = "this model computes other KV than what was saved"
             state.truncate_to(0)
             drafter.truncate_to(state.draft_state, 0)
@@ -75,24 +79,6 @@ def restore_steps(
             saved.problem,
         )
     return num_restored
-
-
-def _append_stored(
-    state: DecodeState, saved: SavedSession, num_rows: int, may_wait: Callable[[], bool]
-) -> Steps[Never, Tensor | None]:
-    """Stored rows into the cache; returns a copy of the last one."""
-    last = None
-    blocks = saved.blocks()
-    while state.kv.length < num_rows:
-        while not saved.is_ready and may_wait():
-            yield Pause("restore")
-        block = next(blocks, None)
-        if block is None:
-            break
-        block = block[:, :, :, : num_rows - state.kv.length]
-        append_rows(state.kv, block)
-        last = block[:, :, :, -1:].clone()
-    return last
 
 
 def _is_same(computed: Tensor, stored: Tensor) -> bool:

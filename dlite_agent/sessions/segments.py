@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from dlite_agent.models.kv_pool import PAGE_ROWS
+from dlite_agent.models.spans import RunViews
 from dlite_agent.sessions.atomic_file import write_file
 
 __all__ = [
@@ -38,6 +42,8 @@ SEGMENT_ROWS = 8 * PAGE_ROWS
 # A session that grows by small turns has the end of its KV in so many small segments at most; then
 # they are written again as one. Each row is so written about twice, whatever the turns are.
 _MAX_PIECES = 8
+BytesT = TypeVar("BytesT", bytearray, memoryview)
+
 _DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16"}
 
 
@@ -158,45 +164,87 @@ def write_segment(folder: Path, start: int, rows: Tensor, token_ids: array[int])
 
 
 def read_segment(
-    folder: Path, segment: Segment, shape: SegmentShape, token_ids: array[int]
-) -> Tensor:
-    """The rows of a segment, [L, 2, K, n, D], verified. A file that is damaged is removed.
+    folder: Path,
+    segment: Segment,
+    shape: SegmentShape,
+    token_ids: array[int],
+    places: Sequence[RunViews],
+    should_stop: Callable[[], bool],
+) -> bool:
+    """Read a segment's rows to where they belong, and verify it. A damaged file is removed.
+
+    The rows count when it returns True, and not before.
 
     Args:
         folder: Where it is.
         segment: Which.
         shape: Of the model's KV.
         token_ids: The session's.
+        places: Where its rows go, in order; the file may have more of them.
+        should_stop: Asked now and then.
+
+    Returns:
+        Whether it came to the end.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is not what was written.
     """
     path = folder / segment.file
+    header = shape.header(segment.num_rows, _prefix_digest(token_ids, segment.end))
     try:
-        return _read_verified(path, segment, shape, _prefix_digest(token_ids, segment.end))
+        with path.open("rb", buffering=0) as file:
+            _check_size(file, segment, len(header) + segment.num_rows * shape.row_bytes)
+            found = _fill(file, bytearray(len(header)))
+            hashed = hashlib.sha256(found)
+            for rows in _in_file_order(places, shape, segment.num_rows):
+                if should_stop():
+                    return False
+                _read_rows(file, rows, hashed)
+        if hashed.hexdigest() != segment.digest:
+            raise ValueError(f"{segment.file} has changed since it was written")
+        if found != header:
+            raise ValueError(f"{segment.file} has KV of other tokens or of another shape")
     except ValueError:
         with suppress(OSError):  # so that the next save writes it again
             path.unlink()
         raise
+    return True
 
 
-def _read_verified(path: Path, segment: Segment, shape: SegmentShape, prefix: str) -> Tensor:
-    header = shape.header(segment.num_rows, prefix)
-    size = len(header) + segment.num_rows * shape.row_bytes
-    if path.stat().st_size != size:
-        raise ValueError(f"{segment.file} has {path.stat().st_size} bytes instead of {size}")
-    content = bytearray(size)
-    with path.open("rb", buffering=0) as file:
-        rest = memoryview(content)
-        while rest and (count := file.readinto(rest)):
-            rest = rest[count:]
-    if hashlib.sha256(content).hexdigest() != segment.digest:
-        raise ValueError(f"{segment.file} has changed since it was written")
-    if content[: len(header)] != header:
-        raise ValueError(f"{segment.file} has KV of other tokens or of another shape")
-    flat = torch.frombuffer(content, dtype=shape.dtype, offset=len(header))
-    return flat.view(shape.sizes(segment.num_rows))
+def _check_size(file: FileIO, segment: Segment, size: int) -> None:
+    found = os.fstat(file.fileno()).st_size
+    if found != size:
+        raise ValueError(f"{segment.file} has {found} bytes instead of {size}")
+
+
+def _in_file_order(
+    places: Sequence[RunViews], shape: SegmentShape, num_rows: int
+) -> Iterator[Tensor]:
+    """[n, D] views that the bytes of a segment go to, one after the other."""
+    rest = num_rows - sum(run.keys[0].shape[1] for run in places)
+    unwanted = [torch.empty(rest, shape.head_dim, dtype=shape.dtype)] if rest else []
+    for layer in range(shape.num_layers):
+        for half in (0, 1):  # keys, values
+            for head in range(shape.num_kv_heads):
+                yield from (run[half][layer][head] for run in places)
+                yield from unwanted
+
+
+def _read_rows(file: FileIO, rows: Tensor, hashed: hashlib._Hash) -> None:
+    """Read as many bytes as a tensor has, without a copy where it is in host memory."""
+    here = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
+    hashed.update(_fill(file, memoryview(here.view(torch.uint8).numpy().data).cast("B")))
+    if here is not rows:
+        rows.copy_(here)
+
+
+def _fill(file: FileIO, content: BytesT) -> BytesT:
+    """Read as many bytes as there is room for; those of a file that ends early stay as they are."""
+    rest = memoryview(content)
+    while rest and (count := file.readinto(rest)):
+        rest = rest[count:]
+    return content
 
 
 def _prefix_digest(token_ids: array[int], end: int) -> str:

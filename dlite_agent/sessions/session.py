@@ -16,11 +16,12 @@ from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.errors import SessionError
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sampling import Sampler
-from dlite_agent.sessions.checkpoint import SavedSession, open_checkpoint, save_session
+from dlite_agent.sessions.checkpoint import open_checkpoint, save_session
 from dlite_agent.sessions.manifest import Manifest, ModelKey
 from dlite_agent.sessions.prefix import SyncReport, check_prompt, common_prefix_length
 from dlite_agent.sessions.refusals import check_last_turn
 from dlite_agent.sessions.restore import restore_steps
+from dlite_agent.sessions.saved_session import SavedSession
 from dlite_agent.sessions.timeline import Timeline
 
 __all__ = ["Session", "SyncReport", "never"]
@@ -53,6 +54,8 @@ class Session(Timeline):
         session_id: A name for logs and hints.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
     """
+
+    _saved: SavedSession | None = None  # that is being read
 
     def sync(
         self,
@@ -230,12 +233,19 @@ class Session(Timeline):
         """Fill this empty session; see `sessions.restore.restore_steps`. Closes `saved`."""
         with self._running("restore"), closing(saved):
             assert not self.token_ids, "only an empty session is restored"
+            self._saved = saved
             target, drafter, state = self._target, self._drafter, self._state
             restored = yield from restore_steps(target, drafter, state, saved, num_rows, may_wait)
             self._is_draft_state_valid = self._has_answer = restored > 0
             self.last_turn_start = min(saved.manifest.turn_start, restored)
             self.labels = dict(saved.manifest.labels)
             return restored
+
+    def close(self) -> None:
+        """See `Timeline.close`; nobody writes to its pages any more when they are given back."""
+        if self._saved is not None:
+            self._saved.close()
+        super().close()
 
     def _begin_turn(self, cached: int, common: int) -> int:
         """Drop what the prompt does not repeat; returns where its turn begins."""

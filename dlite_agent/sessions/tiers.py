@@ -139,7 +139,7 @@ class Tiers:
         name, kept, common = found
         session_id = kept.session_id if _may_continue(kept, common, request) else None
         common = min(common, len(request.prompt) - 1)  # one is always forwarded
-        saved = self._tiers[name].open(kept, common)  # before room is made, which may cost it
+        saved = self._tiers[name].open(kept)  # before room is made, which may cost it
         if saved is None:
             return None
         restored = 0

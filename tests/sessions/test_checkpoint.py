@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import resource
+import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,7 @@ from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions import segments
 from dlite_agent.sessions.atomic_file import FolderLock
+from dlite_agent.sessions.checkpoint import open_checkpoint
 from dlite_agent.sessions.manifest import MANIFEST, Manifest, read_manifest
 from dlite_agent.sessions.segments import write_segment
 from dlite_agent.sessions.session import Session
@@ -397,3 +401,34 @@ def test_a_loaded_session_with_other_ids_is_not_mixed_up(
     assert loaded.session_id == "b"
     report = loaded.sync([*IDS[:30], 1, 2, 3])
     assert (report.cached, report.prefilled) == (30, 3)
+
+
+def test_a_session_that_is_closed_while_it_is_read_writes_to_nobodys_pages(
+    target: DenseTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader is in the middle of a segment: closing waits for it, and keeps none of it."""
+    session_of(target, IDS).save(tmp_path)
+    num_used, is_reading, may_go = pages_used(target), threading.Event(), threading.Event()
+    real = segments._read_rows
+
+    def slow(file: FileIO, rows: torch.Tensor, hashed: hashlib._Hash) -> None:
+        is_reading.set()
+        may_go.wait(60.0)
+        real(file, rows, hashed)
+
+    monkeypatch.setattr(segments, "_read_rows", slow)
+    saved = open_checkpoint(tmp_path, target)
+    loaded = Session(target, NullDrafter(), session_id="b")
+    steps = loaded.restore_steps(saved, len(IDS), lambda: True)
+    next(steps)
+    assert is_reading.wait(60.0)
+    closing = threading.Thread(target=loaded.close)
+    closing.start()
+    assert pages_used(target) > num_used, "the reader's pages are not given back under it"
+    may_go.set()
+    closing.join(60.0)
+    assert pages_used(target) == num_used
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value == 0
+    assert loaded.kv.length == 0
