@@ -1,4 +1,4 @@
-"""LiteLLM's provider `dlite/<model>`: the model in the process that calls LiteLLM.
+"""LiteLLM's provider `dlite/<model>`: the model in the process that calls LiteLLM, or on a server.
 
 Importing this module registers it.
 """
@@ -14,7 +14,8 @@ import litellm
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse, ModelResponseStream
 
-from dlite_agent.backend import ChatRequest
+from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.client.remote_engine import RemoteEngine
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import UnsupportedParameterError
@@ -29,6 +30,8 @@ __all__ = ["DLiteLLM", "handler", "register"]
 
 class DLiteLLM(CustomLLM):
     """Answers LiteLLM's calls with the shared engine of the model; loads it at the first.
+
+    With `api_base`, a `dlite-agent serve` there answers, and nothing is loaded.
 
     `timeout` bounds a whole answer, and in a stream the wait for each chunk. An answer that nobody
     waits for any more (a closed stream, a cancelled task, a timeout) ends within one prefill chunk
@@ -70,7 +73,7 @@ class DLiteLLM(CustomLLM):
                     f"n={request.num_choices} cannot be streamed: LiteLLM ends a stream with its "
                     "first finish reason; leave out stream, or use n=1"
                 )
-            backend = self._engine(model)
+            backend = self._backend(call)
             writer = StreamWriter(call["model_response"].id, model)
             async with aclosing(backend.astream(request)) as chunks:
                 while True:
@@ -85,17 +88,12 @@ class DLiteLLM(CustomLLM):
         """One item: the answer."""
         model, timeout_s = call["model"], _seconds(call.get("timeout"))
         with litellm_errors(model, timeout_s):
-            request, backend = self._request(call), self._engine(model)
+            request, backend = self._request(call), self._backend(call)
             async with asyncio.timeout(timeout_s):
                 generations = await backend.agenerate_choices(request)
             yield fill_response(call["model_response"], generations, model)
 
     def _request(self, call: dict[str, Any]) -> ChatRequest:
-        if call.get("api_base"):
-            raise UnsupportedParameterError(
-                f"api_base is {call['api_base']!r}, but dlite/{call['model']} runs in this process "
-                "and asks no server; leave api_base out"
-            )
         litellm_params = call.get("litellm_params") or {}
         return request_from_litellm(
             call["messages"],
@@ -104,7 +102,12 @@ class DLiteLLM(CustomLLM):
             drops_unknown=bool(litellm.drop_params or litellm_params.get("drop_params")),
         )
 
-    def _engine(self, model: str) -> Engine:
+    def _backend(self, call: dict[str, Any]) -> ChatBackend:
+        model, api_base = call["model"], call.get("api_base")
+        if api_base:
+            if f"{PROVIDER}/{model}" not in litellm.model_cost:
+                _tell(EngineConfig(model=model))
+            return RemoteEngine(api_base, api_key=call.get("api_key"), model=model)
         config = self._configs.get(model)
         if config is None:
             config = EngineConfig.from_env(model=model)
@@ -132,7 +135,11 @@ def register(models: Iterable[str | EngineConfig] = ()) -> None:
     for model in models:
         config = EngineConfig.from_env(model=model) if isinstance(model, str) else model
         handler.configure(config)
-        litellm.register_model({f"{PROVIDER}/{config.model}": _model_info(config)})
+        _tell(config)
+
+
+def _tell(config: EngineConfig) -> None:
+    litellm.register_model({f"{PROVIDER}/{config.model}": _model_info(config)})
 
 
 def _model_info(config: EngineConfig) -> dict[str, Any]:

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
+import httpx
 import pytest
 
 from dlite_agent import errors
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.delta_merge import merge_deltas
-from dlite_agent.chat.messages import Message, ToolCall, ToolSpec
+from dlite_agent.chat.messages import Message, TextDelta, ToolCall, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
+from dlite_agent.client.answer_reader import AnswerReader
 from dlite_agent.client.remote_engine import RemoteEngine
+from dlite_agent.client.remote_errors import pause_s
 from dlite_agent.config import SamplingParams
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import live_server
 
+ROOT = Path(__file__).parents[2]
 TURN = (
     "<think>\nHm.\n</think>\n\nI look: é."
     '<tool_call>\n{"name": "read", "arguments": {"path": "é.py"}}\n</tool_call>\n'
@@ -209,3 +217,55 @@ def test_a_full_server_is_waited_for_where_the_request_says_so() -> None:
         first.close()  # type: ignore[attr-defined]  # a generator
         thread.join(60)
     assert answers == ["No."]
+
+
+def test_a_client_loads_no_tensor_library() -> None:
+    code = (
+        "import sys\n"
+        "from dlite_agent import ChatRequest, Message, RemoteEngine\n"
+        "with RemoteEngine(sys.argv[1]) as engine:\n"
+        "    answer = engine.generate(ChatRequest((Message('user', 'Hi.'),)))\n"
+        "heavy = ('torch', 'transformers', 'litellm', 'langchain_core', 'fastapi')\n"
+        "print(answer.message.content, [name for name in heavy if name in sys.modules])"
+    )
+    with live_server(ScriptedEngine(["Yes."])) as server:
+        command = [sys.executable, "-c", code, server.url]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "Yes. []"
+
+
+def test_a_server_of_another_kind_is_named() -> None:
+    reader = AnswerReader()
+    choice = {"index": 0, "delta": {"content": "Yes."}, "finish_reason": None}
+    (chunk,) = reader.read("data: " + json.dumps({"choices": [choice]}))
+    assert chunk.deltas == (TextDelta("Yes."),)
+    end = {"index": 0, "delta": {}, "finish_reason": "stop"}
+    with pytest.raises(errors.ConfigurationError, match="no dlite-agent server"):
+        list(reader.read("data: " + json.dumps({"choices": [end]})))
+    refused = httpx.Response(502, text="<h1>Bad gateway</h1>")
+    with pytest.raises(errors.DLiteError, match="answered 502: '<h1>Bad gateway"):
+        pause_s(refused, waits=True)
+
+
+def test_a_stream_that_breaks_off_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                head = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+                connection.sendall(head + b": keep-alive\n\n")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with (
+            RemoteEngine(f"http://127.0.0.1:{port}") as engine,
+            pytest.raises(errors.CapacityError, match="in the middle of an answer"),
+        ):
+            engine.generate(ASK)
+        thread.join(60)

@@ -227,12 +227,6 @@ def test_an_unknown_option_is_refused_unless_litellm_may_drop_it(script: Script)
     assert ask(nonsense=1, drop_params=True).choices[0].message.content == "Yes."
 
 
-def test_a_server_is_not_asked(script: Script) -> None:
-    script("Yes.")
-    with pytest.raises(litellm.UnsupportedParamsError, match="leave api_base out"):
-        ask(api_base="http://127.0.0.1:8010/v1")
-
-
 @pytest.mark.parametrize(
     ("raised", "litellms"),
     [
