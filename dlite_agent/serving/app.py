@@ -1,4 +1,4 @@
-"""The server's application: endpoints, errors, and loading beside them."""
+"""The server's application: its endpoints, and what their errors look like."""
 
 from __future__ import annotations
 
@@ -7,17 +7,29 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
+from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from dlite_agent import __version__
 from dlite_agent.backend import ChatBackend
+from dlite_agent.engine.tasks import Inspect, Usage
 from dlite_agent.errors import DLiteError
+from dlite_agent.serving import prompts, sessions
 from dlite_agent.serving.caller import check_key
 from dlite_agent.serving.chat_endpoint import answer_chat
+from dlite_agent.serving.completions import answer_completion
 from dlite_agent.serving.http_errors import StatusError, status_error
-from dlite_agent.serving.openai_schema import ChatBody
+from dlite_agent.serving.openai_schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ForkBody,
+    TokenizeBody,
+)
+from dlite_agent.serving.questions import ask
 from dlite_agent.serving.service import ServingService
 from dlite_agent.serving.settings import ServerSettings
 
@@ -54,12 +66,55 @@ def create_app(backend: ChatBackend, settings: ServerSettings | None = None) -> 
     _add_error_answers(app)
     _add_probes(app, service)
     _add_models(app, service)
+    _add_answers(app, service)
+    _add_sessions(app, service)
+    return app
 
+
+def _add_answers(app: FastAPI, service: ServingService) -> None:
     @app.post("/v1/chat/completions", openapi_extra=_body(ChatBody), summary="Answer a chat")
     async def chat_completions(http: Request) -> Response:
         return await answer_chat(service, http)
 
-    return app
+    @app.post("/v1/completions", openapi_extra=_body(CompletionBody), summary="Continue a text")
+    async def completions(http: Request) -> Response:
+        return await answer_completion(service, http)
+
+    @app.post("/tokenize", openapi_extra=_body(TokenizeBody), summary="Ids of a prompt")
+    async def tokenize(http: Request) -> Response:
+        return await prompts.tokenize(service, http)
+
+    @app.post("/detokenize", openapi_extra=_body(DetokenizeBody), summary="Text of ids")
+    async def detokenize(http: Request) -> Response:
+        return await prompts.detokenize(service, http)
+
+
+def _add_sessions(app: FastAPI, service: ServingService) -> None:
+    path = "/v1/dlite/sessions"
+
+    @app.get(path, summary="The caller's sessions, in all tiers")
+    async def list_sessions(http: Request) -> Response:
+        return await sessions.list_sessions(service, http)
+
+    @app.delete(path + "/{name}", summary="Forget a session")
+    async def delete_session(http: Request, name: str) -> Response:
+        return await sessions.delete_session(service, http, name)
+
+    @app.get(path + "/{name}/explain", summary="What its last turn computed, and why")
+    async def explain_session(http: Request, name: str) -> Response:
+        return await sessions.explain_session(service, http, name)
+
+    @app.post(path + "/{name}/fork", openapi_extra=_body(ForkBody), summary="Copy a session")
+    async def fork_session(http: Request, name: str) -> Response:
+        return await sessions.fork_session(service, http, name)
+
+    @app.post(path + "/{name}/load", summary="Bring a session into the KV pool")
+    async def load_session(http: Request, name: str) -> Response:
+        return await sessions.load_session(service, http, name)
+
+    @app.post(path + "/{name}/{action}", summary="Pin, unpin or save a session")
+    async def act(http: Request, name: str, action: sessions.SimpleAction) -> Response:
+        return await sessions.act(service, http, name, action)
 
 
 def _add_probes(app: FastAPI, service: ServingService) -> None:
@@ -71,6 +126,15 @@ def _add_probes(app: FastAPI, service: ServingService) -> None:
     async def ready() -> Response:
         service.check_ready()
         return Response()
+
+    @app.get("/metrics", summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        with contextlib.suppress(StatusError):  # a backend that is loading, or keeps no sessions
+            usage = await ask(service, Inspect(), Usage)
+            service.metrics.note_memory(
+                usage.kv_used_bytes, usage.kv_free_bytes, usage.num_sessions
+            )
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _add_models(app: FastAPI, service: ServingService) -> None:
@@ -109,18 +173,21 @@ def _add_error_answers(app: FastAPI) -> None:
         return status_error(error).response()
 
     @app.exception_handler(ValidationError)
-    async def invalid(_: Request, error: ValidationError) -> Response:
-        first = error.errors(include_url=False, include_context=False)[0]
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: ValidationError | RequestValidationError) -> Response:
+        first = error.errors()[0]
         param = ".".join(map(str, first["loc"]))
         message = f"{param} is {first['input']!r:.200}; {first['msg']}"
         return StatusError(400, message, "invalid_value", param=param).response()
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:
-        return StatusError(error.status_code, error.detail).response()
+        answer = StatusError(error.status_code, error.detail).response()
+        answer.headers.update(error.headers or {})
+        return answer
 
 
-def _body(model: type[ChatBody]) -> JSONObject:
+def _body(model: type[BaseModel]) -> JSONObject:
     """OpenAPI's words for a body that the endpoint reads itself."""
     schema = model.model_json_schema()
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -6,10 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dlite_agent.serving.answers import collected, streamed
-from dlite_agent.serving.caller import session_hint, tenant_of
+from dlite_agent.serving.caller import session_hint
 from dlite_agent.serving.chat_request import answer_form, chat_request
 from dlite_agent.serving.chat_response import ChatStreamWriter, chat_answer
-from dlite_agent.serving.json_body import read_json
 from dlite_agent.serving.openai_schema import ChatBody
 from dlite_agent.serving.service import ServingService
 
@@ -18,8 +17,7 @@ __all__ = ["answer_chat"]
 
 async def answer_chat(service: ServingService, http: Request) -> Response:
     """Answer a request, in one piece or in events."""
-    given = await read_json(http, service.settings.max_body_bytes)
-    tenant = tenant_of(http.headers, given, service.settings)
+    given, tenant = await service.read(http)
     service.check_ready()
     body = ChatBody.model_validate(given)
     form = answer_form(body, service.served_name(body.model))

@@ -19,7 +19,7 @@ from dlite_agent.chat.openai_sampling import (
 )
 from dlite_agent.chat.output_rules import output_rules_from_openai
 from dlite_agent.errors import UnsupportedParameterError
-from dlite_agent.serving.openai_schema import ChatBody, DLiteOptions
+from dlite_agent.serving.openai_schema import ChatBody, DLiteOptions, SamplingBody
 
 __all__ = ["AnswerForm", "answer_form", "chat_request"]
 
@@ -70,7 +70,7 @@ def chat_request(body: ChatBody, tenant: str, hint: str | None) -> ChatRequest:
     )
 
 
-def answer_form(body: ChatBody, model: str) -> AnswerForm:
+def answer_form(body: SamplingBody, model: str) -> AnswerForm:
     """How the answer is sent."""
     options = body.stream_options
     return AnswerForm(

@@ -95,8 +95,9 @@ def status_error(error: BaseException, *, is_ours: bool = False) -> StatusError:
     if isinstance(error, DLiteError) and not (is_ours and isinstance(error, ConfigurationError)):
         param = _param(str(error)) if isinstance(error, RequestError | ConfigurationError) else None
         retry_after_s = _RETRY_AFTER_S if error.retryable else None
+        code = "invalid_value" if isinstance(error, ConfigurationError) else error.code
         return StatusError(
-            error.http_status, str(error), error.code, param=param, retry_after_s=retry_after_s
+            error.http_status, str(error), code, param=param, retry_after_s=retry_after_s
         )
     logger.error("request failed: %s", error, exc_info=error)
     message = (

@@ -10,7 +10,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["ChatBody", "DLiteOptions", "SamplingBody", "StreamOptions"]
+__all__ = [
+    "ChatBody",
+    "CompletionBody",
+    "DLiteOptions",
+    "DetokenizeBody",
+    "ForkBody",
+    "SamplingBody",
+    "StreamOptions",
+    "TokenizeBody",
+]
 
 JSONObject = dict[str, Any]
 
@@ -87,3 +96,45 @@ class ChatBody(SamplingBody):
     enable_thinking: bool | None = None
     thinking_budget: int | None = None
     dlite: DLiteOptions | None = None
+
+
+class CompletionBody(SamplingBody):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class TokenizeBody(BaseModel):
+    """Body of `/tokenize`: a text, or messages."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[JSONObject] | None = None
+    tools: list[JSONObject] | None = None
+    add_generation_prompt: bool = True
+    chat_template_kwargs: JSONObject | None = None
+    cache_salt: str | None = None
+
+
+class DetokenizeBody(BaseModel):
+    """Body of `/detokenize`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    tokens: list[int] = Field(max_length=2**20)
+
+
+class ForkBody(BaseModel):
+    """Body of `/v1/dlite/sessions/{name}/fork`.
+
+    Attributes:
+        name: What the client will call the new session, as it names one in a request; None: only
+            its id.
+    """
+
+    name: str | None = None
+    cache_salt: str | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
@@ -14,7 +16,7 @@ from dlite_agent.serving.app import create_app
 from dlite_agent.serving.service import ServingService
 from dlite_agent.serving.settings import ServerSettings
 
-__all__ = ["open_listener", "serve"]
+__all__ = ["open_listener", "serve", "serving"]
 
 # An agent's tool may take its time; a connection that is closed meanwhile costs a failed request.
 _KEEP_ALIVE_S = 75
@@ -63,9 +65,33 @@ def serve(
     Raises:
         DLiteError: The model cannot be loaded.
     """
+    server = _server(backend, settings)
+    server.service.on_ready = on_ready
+    server.run([listener])
+    if server.service.load_error is not None:
+        raise server.service.load_error
+
+
+@contextmanager
+def serving(
+    backend: ChatBackend, settings: ServerSettings, listener: socket.socket
+) -> Iterator[None]:
+    """Serve in a thread until the block is left; signals stay the caller's.
+
+    Turns that run at the end have `shutdown_timeout_s`. The backend stays the caller's.
+    """
+    server = _server(backend, settings)
+    thread = threading.Thread(target=server.run, args=([listener],), name="dlite server")
+    thread.start()
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def _server(backend: ChatBackend, settings: ServerSettings) -> _Server:
     app = create_app(backend, settings)
-    service: ServingService = app.state.service
-    service.on_ready = on_ready
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -73,10 +99,7 @@ def serve(
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(settings.shutdown_timeout_s + _CANCEL_S),
     )
-    server = _Server(config, service)
-    server.run([listener])
-    if service.load_error is not None:
-        raise service.load_error
+    return _Server(config, app.state.service)
 
 
 class _Server(uvicorn.Server):
@@ -84,16 +107,16 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, service: ServingService) -> None:
         super().__init__(config)
-        self._service = service
+        self.service = service
         service.on_load_error = self._leave
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's
         if self.should_exit:
-            self._service.cancel_turns_soon()
+            self.service.cancel_turns_soon()
         self._leave()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.stop()
+        self.service.stop()
         await super().shutdown(sockets)
 
     def _leave(self) -> None:

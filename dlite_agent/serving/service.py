@@ -8,9 +8,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
 
 from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.outputs import GenerationChunk
+from dlite_agent.serving.caller import check_key, tenant_of
 from dlite_agent.serving.http_errors import StatusError
+from dlite_agent.serving.json_body import read_json
+from dlite_agent.serving.last_turns import LastTurns
+from dlite_agent.serving.metrics import ServerMetrics
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.serving.turn import ServedTurn
 
@@ -25,6 +33,8 @@ class ServingService:
     Attributes:
         max_context: Most tokens of prompt and answer; None until the model is loaded.
         load_error: Why it cannot be loaded.
+        last_turns: What `explain` tells.
+        metrics: What `/metrics` tells.
         created_at: When the server began, in Unix seconds.
     """
 
@@ -40,6 +50,13 @@ class ServingService:
         self.on_ready: Callable[[], None] = lambda: None
         """Called when it is loaded."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.last_turns = LastTurns()
+        self.metrics = ServerMetrics(
+            settings.metrics_prefix,
+            self.model_names[0],
+            lambda: self.num_running,
+            lambda: self.num_waiting,
+        )
         self._turns: set[ServedTurn] = set()
         self._num_inside = 0
 
@@ -79,6 +96,16 @@ class ServingService:
             raise StatusError(503, message, "loading", retry_after_s=_RETRY_AFTER_S)
         return self.max_context
 
+    async def read(self, http: Request) -> tuple[dict[str, Any], str]:
+        """The body of a request, and whose it is; a wrong key is told before the body is read.
+
+        Raises:
+            StatusError: See `check_key` and `read_json`.
+        """
+        check_key(http.headers, self.settings)
+        given = await read_json(http, self.settings.max_body_bytes)
+        return given, tenant_of(http.headers, given, self.settings)
+
     def served_name(self, asked: str | None) -> str:
         """The name to report for a model that was asked for; none is the first.
 
@@ -116,11 +143,23 @@ class ServingService:
             sampling = request.sampling.with_defaults(settings.sampling_defaults)
             request = replace(request, sampling=sampling)
 
-        def leave() -> None:
-            self._num_inside -= request.num_choices
-            self._turns.discard(turn)
+        num_left = 0 if request.is_partial else request.num_choices
 
-        turn = ServedTurn(self.backend, request, lambda _: None, leave)
+        def note(chunk: GenerationChunk) -> None:
+            nonlocal num_left
+            if chunk.generation is not None:
+                num_left -= 1
+                self._num_inside -= 1
+                self.metrics.note(chunk.generation)
+                self.last_turns.note(request, chunk.generation)
+
+        def leave() -> None:
+            self._num_inside -= num_left or request.is_partial
+            self._turns.discard(turn)
+            for _ in range(num_left):
+                self.metrics.note_failure()
+
+        turn = ServedTurn(self.backend, request, note, leave)
         self._turns.add(turn)
         return turn
 
