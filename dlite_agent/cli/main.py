@@ -25,6 +25,7 @@ __all__ = ["VERBS", "main"]
 VERBS = {
     "demo": "an agent repairs a small repository, with and without reuse, side by side",
     "serve": "an OpenAI-compatible server",
+    "run": "a command with a server of its own, which OpenAI clients in it find",
     "chat": "talk to a model in the terminal",
     "doctor": "what this machine and MODEL can run, and what recorded requests cost",
     "bench": "measure, and say under which conditions",

@@ -12,7 +12,7 @@ from dlite_agent.cli.model_options import add_model_options
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError, MissingDependencyError
 
-__all__ = ["add_arguments", "engine_config", "run", "sampling_defaults"]
+__all__ = ["add_arguments", "add_engine_arguments", "engine_config", "run", "sampling_defaults"]
 
 # vLLM's methods that need no model of their own, and our drafters that do the same.
 _METHODS = {"suffix": "suffix", "ngram": "lookup"}
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="nano, a folder in the Hugging Face layout, a GGUF file, or a hub name",
     )
     _add_server_arguments(parser)
-    _add_engine_arguments(parser)
+    add_engine_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -116,7 +116,8 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of the engine behind a server, but for the model."""
     parser.add_argument("--max-model-len", type=int, metavar="N", help="tokens of one session")
     parser.add_argument("--max-num-seqs", type=int, metavar="N", help="turns that run at once")
     parser.add_argument("--max-queue", type=int, metavar="N", help="turns that wait beside them")
