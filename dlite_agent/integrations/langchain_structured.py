@@ -43,17 +43,28 @@ def bound_options(
     json_schema = convert_to_json_schema(schema)
     traced = {"kwargs": {"method": method, "strict": strict}, "schema": json_schema}
     options: dict[str, Any] = {"ls_structured_output_format": traced}
+    whole = _without_properties(schema)
     if method == "function_calling":
-        tool = convert_to_openai_tool(schema, strict=strict)
+        tool = convert_to_openai_tool(schema, strict=strict if whole is None else None)
+        if whole is not None:
+            tool["function"]["parameters"] = whole
         tool["function"].setdefault("strict", strict is not False)
         choice = {"type": "function", "function": {"name": tool["function"]["name"]}}
         return {**options, "tools": [tool], "tool_choice": choice, "closes_calls": True}
     described = {
         "name": json_schema.get("title", "answer"),
-        "schema": json_schema,
+        "schema": json_schema if whole is None else whole,
         "strict": strict is not False,
     }
     return {**options, "response_format": {"type": "json_schema", "json_schema": described}}
+
+
+def _without_properties(schema: Schema) -> dict[str, Any] | None:
+    """A JSON schema that says with other words what fits; LangChain's conversion drops those."""
+    names = {"name", "function", "toolSpec", "properties"}
+    if not isinstance(schema, dict) or "title" not in schema or names & schema.keys():
+        return None
+    return {key: value for key, value in schema.items() if key not in ("title", "description")}
 
 
 def structured_parser(schema: Schema, method: StructuredMethod) -> Runnable[Any, Any]:

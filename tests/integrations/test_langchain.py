@@ -408,6 +408,22 @@ def test_structured_output_is_asked_for_and_read(method: Any, include_raw: bool)
             assert rules.answer.schema["required"] == ["a", "b"]
 
 
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("method", ["json_schema", "json_mode", "function_calling"])
+def test_a_schema_without_properties_is_enforced_as_well(method: Any, strict: bool | None) -> None:
+    """LangChain's conversion keeps nothing of it."""
+    choice = {"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}]}
+    model = chat("{}")
+    asked = model.with_structured_output({"title": "one", **choice}, method=method, strict=strict)
+    asked.first.invoke("?")  # type: ignore[attr-defined]
+    (request,) = engine_of(model).requests
+    if method == "function_calling":
+        assert request.tools[0].parameters == choice
+    else:
+        assert request.output.answer is not None
+        assert request.output.answer.schema == choice
+
+
 def test_what_does_not_fit_is_an_error_or_reported() -> None:
     model = chat("no", "no")
     with pytest.raises(OutputParserException):
