@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "; ".join(f"{name}: {about}" for name, about in STEPS.items())
     parser.add_argument("step", choices=tuple(STEPS), help=listed)
     parser.add_argument(
-        "recipe", help="a YAML file, or one of ours by name: nano, smollm2-135m, qwen3-0.6b, ..."
+        "recipe", help="a YAML file, or one of ours by name: nano, smollm2, qwen3-0.6b, ..."
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. align.steps=100")
     parser.add_argument("--dry-run", action="store_true", help="say what it will take, and stop")

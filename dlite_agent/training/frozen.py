@@ -73,5 +73,5 @@ class FrozenEnds:
 
 def rows_among(token_ids: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """Where tokens of any shape stand among ascending ids [R], and whether they do (else any)."""
-    rows = torch.searchsorted(token_ids, wanted).clamp_max(len(token_ids) - 1)
+    rows = torch.searchsorted(token_ids, wanted.contiguous()).clamp_max(len(token_ids) - 1)
     return rows, token_ids[rows] == wanted

@@ -45,7 +45,8 @@ def row_bytes(config: DLiteConfig, dtype: str) -> int:
 def train_bytes(config: DLiteConfig, options: AlignOptions) -> int:
     """Bytes that training takes beside the records: weights, moments, gradients, and logits."""
     weights = sum(math.prod(shape) for shape in dlite_shapes(config).values())
-    logits = min(options.part_size, options.batch_size) * config.block_size * config.vocab_size
+    num_logits = options.max_vocab or config.vocab_size
+    logits = min(options.part_size, options.batch_size) * config.block_size * num_logits
     frozen = 2 * config.vocab_size * config.hidden_size
     return 4 * (4 * weights + 6 * logits + frozen)
 
@@ -59,7 +60,7 @@ def capture_s(target: TargetConfig, options: CaptureOptions, num_turns: int, spe
 def stage_s(config: DLiteConfig, options: AlignOptions, speed: Speed) -> float:
     """Seconds of a stage on this machine's CPU, roughly: products of the layers and the head."""
     weights = sum(math.prod(shape) for shape in dlite_shapes(config).values())
-    head = config.vocab_size * config.hidden_size
+    head = (options.max_vocab or config.vocab_size) * config.hidden_size
     per_slot = 6 * weights + 6 * head  # forward, backward; the frozen head twice forward, once back
     return options.steps * options.batch_size * config.block_size * per_slot / speed.flops
 

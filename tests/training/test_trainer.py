@@ -11,7 +11,7 @@ import torch
 from dlite_agent.errors import CapacityError, ConfigurationError, UnsupportedCheckpointError
 from dlite_agent.training import files
 from dlite_agent.training.learner import Part
-from dlite_agent.training.measure import measure
+from dlite_agent.training.measure import draft_all, measure
 from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance
@@ -90,6 +90,39 @@ def test_records_of_a_step_may_be_computed_in_parts(tmp_path: Path) -> None:
     whole = losses(make_trainer(tmp_path / "whole", ends, CUT), records)
     parts = losses(make_trainer(tmp_path / "parts", ends, replace(CUT, part_size=20)), records)
     assert parts == pytest.approx(whole, rel=1e-4)
+
+
+def test_tokens_that_answers_use_are_learned_alone(tmp_path: Path) -> None:
+    ends = make_ends()
+    records = memorable(ends)
+    few = replace(FAST, max_vocab=20)
+    trainer = make_trainer(tmp_path / "few", ends, few, head="copy")
+    given = source(records, few)
+    ids = given.common_ids(20)
+    counts = torch.bincount(records.next_ids, minlength=64)
+    assert len(ids) == 20
+    assert ids.tolist() == sorted(ids.tolist())
+    left_out = [token for token in range(64) if token not in ids.tolist()]
+    assert int(counts[ids].min()) >= int(counts[left_out].max())
+    part = given.parts(0, (0, 1))[0]
+    whole = trainer.learner.logits(part)
+    torch.testing.assert_close(trainer.learner.logits(part, ids), whole[..., ids])
+    assert given.common_ids(1000).tolist() == records.next_ids.unique().tolist()
+    trainer.run(given)
+    drafted = draft_all(trainer.learner, records)
+    right = records.batch(records.usable(), 7)
+    is_common = torch.isin(right.best_ids, ids) & right.valid
+    # a token that was left out is missed, and what stands behind it in a block
+    assert (drafted == right.best_ids)[is_common].float().mean() > 0.6
+
+
+def test_share_without_records_adds_nothing(tmp_path: Path) -> None:
+    ends = make_ends()
+    trainer = make_trainer(tmp_path, ends, CUT)
+    given = source(memorable(ends), CUT)
+    given.parts = lambda step, share: []  # type: ignore[method-assign]
+    trainer.step_once(given)
+    assert trainer.place.loss == 0.0
 
 
 def test_state_of_another_run_is_refused(tmp_path: Path) -> None:
