@@ -7,13 +7,21 @@ branch again; so forks, rewinds and retries need nothing but the messages.
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Self
 
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.config import HistoryMode, SamplingParams
-from dlite_agent.errors import RequestError, SessionError
+from dlite_agent.engine.engine import Engine
+from dlite_agent.engine.session_tasks import FreeSessions, LoadConversation, SaveConversation
+from dlite_agent.engine.tasks import Count, Purged
+from dlite_agent.engine.transcript_file import read_transcript, write_transcript
+from dlite_agent.errors import ConfigurationError, RequestError, SessionError
 from dlite_agent.outputs import Generation, GenerationChunk
 
 __all__ = ["AgentSession"]
@@ -56,6 +64,15 @@ class AgentSession:
         )
         self._sampling = SamplingParams()
         self._is_closed = False
+        self._session_ids: list[str] = []  # that its turns ran on, the last one last
+        # Itself and its open forks, some of which have the same sessions.
+        self._family = weakref.WeakSet([self])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def stream(
         self, *messages: Message, sampling: SamplingParams | None = None
@@ -74,8 +91,10 @@ class AgentSession:
         request = replace(self._request, messages=sent, sampling=self._sampling)
         for chunk in self._backend.stream(request):
             if chunk.generation is not None:
-                answer = replace(chunk.generation.message, turn=chunk.generation.stats.turn)
-                self.messages = [*sent, answer]
+                stats = chunk.generation.stats
+                self.messages = [*sent, replace(chunk.generation.message, turn=stats.turn)]
+                self._session_ids = [i for i in self._session_ids if i != stats.session_id]
+                self._session_ids.append(stats.session_id)
             yield chunk
 
     def turn(self, *messages: Message, sampling: SamplingParams | None = None) -> Generation:
@@ -107,17 +126,21 @@ class AgentSession:
         other = AgentSession(self._backend, name)
         other._request = replace(self._request, session_hint=other.name)
         other.messages = list(self.messages)
+        other._session_ids = self._session_ids[-1:]
+        self._family.add(other)
+        other._family = self._family
         return other
 
     def rewind(self, num_messages: int) -> None:
         """Forget all messages from this number on.
 
         Raises:
-            ValueError: There are fewer, or it is negative.
+            RequestError: There are fewer, or it is no number of messages.
         """
-        if not 0 <= num_messages <= len(self.messages):
-            raise ValueError(
-                f"num_messages is {num_messages!r}, but there are {len(self.messages)}"
+        if type(num_messages) is not int or not 0 <= num_messages <= len(self.messages):
+            raise RequestError(
+                f"num_messages is {num_messages!r}; use a whole number from 0 to "
+                f"{len(self.messages)}, the number of messages now"
             )
         del self.messages[num_messages:]
 
@@ -142,9 +165,76 @@ class AgentSession:
             self.messages.append(dropped)
             raise
 
+    def save(self, folder: str | Path) -> int:
+        """Write the conversation to a folder: transcript, and what an `Engine` has computed for it.
+
+        A folder that holds an earlier state of it gets what is new. Other turns of the engine wait
+        while it is written.
+
+        Returns:
+            KV rows that were saved; 0 where the engine has dropped them, or the backend is no
+            `Engine`: then the next turn after `load` prefills.
+
+        Raises:
+            CheckpointError: The folder cannot be written, or somebody else writes it.
+            SessionError: The session is closed.
+        """
+        self._check_open()
+        request = replace(self._request, messages=tuple(self.messages))
+        num_rows = 0
+        if isinstance(self._backend, Engine):
+            session_id = self._session_ids[-1] if self._session_ids else ""
+            task = SaveConversation(request, session_id, str(folder))
+            num_rows = self._backend.ask(task, Count).num_tokens
+        write_transcript(Path(folder), request)
+        return num_rows
+
+    @classmethod
+    def load(
+        cls, folder: str | Path, backend: ChatBackend, name: str | None = None, *, tenant: str = ""
+    ) -> Self:
+        """A conversation that goes on from what `save` wrote, in this process or another.
+
+        Its KV is read by its next turn, and verified; what is damaged is prefilled. The folder has
+        to stay until then.
+
+        Args:
+            folder: As it was given to `save`.
+            backend: The engine of the same model; of another one, `CheckpointError`. Others than an
+                `Engine` get the transcript alone.
+            name: As for a new one.
+            tenant: Whose it is from now on.
+
+        Raises:
+            CheckpointError: The folder holds no conversation, a damaged one, or another model's.
+        """
+        saved = read_transcript(Path(folder))
+        if isinstance(backend, Engine):
+            backend.ask(LoadConversation(str(folder), tenant), Count)
+        session = cls(backend, name, tenant=tenant)
+        session._request = replace(
+            session._request,
+            tools=saved.tools,
+            history=saved.history,
+            template_kwargs=saved.template_kwargs,
+        )
+        session.messages = list(saved.messages)
+        return session
+
     def close(self) -> None:
-        """Take no more turns. What the engine keeps for it goes when there is need. Idempotent."""
+        """Take no more turns, and free the engine's memory for it. Idempotent.
+
+        What an open fork goes on with stays, and so does what is kept on disk (`Engine.purge`).
+        """
+        if self._is_closed:
+            return
         self._is_closed = True
+        self._family.discard(self)
+        shared = {session_id for other in self._family for session_id in other._session_ids}
+        own = tuple(i for i in self._session_ids if i not in shared)
+        if self._session_ids and isinstance(self._backend, Engine):
+            with suppress(ConfigurationError):  # an engine that is closed holds nothing
+                self._backend.ask(FreeSessions(self.name, own, self._request.tenant), Purged)
 
     def _open_call(self) -> str | None:
         """The first call of the last answer without a result."""

@@ -11,6 +11,7 @@ from dlite_agent.config import EngineConfig
 from dlite_agent.decoding.steps import drive
 from dlite_agent.engine.admission import prompt_ids
 from dlite_agent.engine.batch_share import BatchShare
+from dlite_agent.engine.conversations import free_sessions, load_conversation, save_conversation
 from dlite_agent.engine.idle import IdleWork
 from dlite_agent.engine.loading import LoadedModel, load_model
 from dlite_agent.engine.scheduler import Scheduler, TurnSteps
@@ -18,6 +19,9 @@ from dlite_agent.engine.session_commands import run_command
 from dlite_agent.engine.session_tasks import (
     Decoded,
     Detokenize,
+    FreeSessions,
+    LoadConversation,
+    SaveConversation,
     SessionCommand,
     TokenIds,
     Tokenize,
@@ -110,6 +114,12 @@ class ModelService:
                 return Decoded(self.model.tokenizer.decode(question.token_ids))
             case SessionCommand():
                 return run_command(self.model, question)
+            case FreeSessions():
+                return Purged(free_sessions(self.model, question))
+            case SaveConversation():
+                return Count(save_conversation(self.model, question))
+            case LoadConversation():
+                return Count(load_conversation(self.model, question))
             case _:
                 return self._usage()
 

@@ -1,4 +1,4 @@
-"""Questions about prompts and sessions that a server asks for its clients, and their answers."""
+"""Questions about prompts and sessions that servers and `AgentSession` ask, and their answers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from dlite_agent.backend import ChatRequest
 __all__ = [
     "Decoded",
     "Detokenize",
+    "FreeSessions",
+    "LoadConversation",
+    "SaveConversation",
     "SessionAction",
     "SessionCommand",
     "SessionReply",
@@ -51,6 +54,52 @@ class SessionCommand:
     name: str
     tenant: str = ""
     new_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSessions:
+    """Free the memory of a conversation that ended; what is on disk stays. Answer: `Purged`.
+
+    Attributes:
+        hint: What the conversation was called; forgotten.
+        session_ids: What its turns ran on. One that another hint, a pin or a running turn needs
+            stays.
+        tenant: Whose they are.
+    """
+
+    hint: str
+    session_ids: tuple[str, ...]
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveConversation:
+    """Write a conversation's KV and the tokens of its answers to a folder. Answer: `Count`.
+
+    Other turns wait until it is written. The count is of KV rows; 0 where none are in the pool.
+
+    Attributes:
+        request: Its messages, tools, template variables, hint and tenant.
+        session_id: What its last turn ran on.
+        folder: Where; made if it is missing.
+    """
+
+    request: ChatRequest
+    session_id: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConversation:
+    """Let a tenant's requests go on from what `SaveConversation` wrote. Answer: `Count` of KV rows.
+
+    Attributes:
+        folder: Read by the request that needs it; stays where it is.
+        tenant: Whose it is from now on.
+    """
+
+    folder: str
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,9 @@ from dlite_agent.chat.messages import Message, ToolSpec
 from dlite_agent.engine.session_tasks import (
     Decoded,
     Detokenize,
+    FreeSessions,
+    LoadConversation,
+    SaveConversation,
     SessionCommand,
     SessionReply,
     TokenIds,
@@ -180,7 +183,16 @@ class Finished:
 
 
 Question = (
-    CountTokens | Inspect | ListSessions | PurgeSessions | Tokenize | Detokenize | SessionCommand
+    CountTokens
+    | Inspect
+    | ListSessions
+    | PurgeSessions
+    | Tokenize
+    | Detokenize
+    | SessionCommand
+    | FreeSessions
+    | SaveConversation
+    | LoadConversation
 )
 Answer = Count | Usage | SessionList | Purged | TokenIds | Decoded | SessionReply
 Task = ChatRequest | Question

@@ -15,7 +15,7 @@ __all__ = ["ANSWER_START", "HINT", "TENANT", "KeptSession", "Tier", "longest_kep
 TENANT, HINT, ANSWER_START = "tenant", "hint", "answer_start"
 """Labels of a session that tiers read."""
 
-Tier = Literal["device", "host", "disk"]
+Tier = Literal["device", "host", "disk", "folder"]
 
 
 @dataclass(slots=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
+from pathlib import Path
 from typing import Never
 
 import torch
@@ -15,9 +16,11 @@ from dlite_agent.errors import CapacityError, CheckpointError
 from dlite_agent.models.device import free_memory_bytes
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.disk_tier import DiskTier
+from dlite_agent.sessions.folder_tier import FolderTier
 from dlite_agent.sessions.host_tier import HostTier
 from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.kept import KeptSession, Tier
+from dlite_agent.sessions.manifest import MANIFEST
 from dlite_agent.sessions.request import PrefixRequest
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.store import SessionStore
@@ -67,11 +70,13 @@ class Tiers:
         is_measured: bool = True,
     ) -> None:
         self._store = store
-        self._tiers: dict[Tier, HostTier | DiskTier] = {}
+        self._folders = FolderTier()
+        self._tiers: dict[Tier, HostTier | DiskTier | FolderTier] = {}
         if host is not None:
             self._tiers["host"] = host
         if disk is not None:
             self._tiers["disk"] = disk
+        self._tiers["folder"] = self._folders
         self.disk = disk
         self._is_measured = is_measured
         self._reads: dict[Tier, Rate] = {name: Rate() for name in self._tiers}
@@ -165,6 +170,22 @@ class Tiers:
             "restored session=%s from=%s tokens=%d of=%d", kept.session_id, name, restored, common
         )
         return session
+
+    def add_folder(self, folder: Path, target: TargetModel, tenant: str) -> int:
+        """Let a tenant find a session that was saved to a folder; returns its KV rows, or 0.
+
+        Raises:
+            CheckpointError: It is damaged or another model's.
+        """
+        if not (folder / MANIFEST).exists():
+            return 0
+        return self._folders.add(folder, target, tenant).num_rows
+
+    def forget_copies(self, session_ids: Collection[str]) -> None:
+        """Drop sessions from memory; what is on disk stays."""
+        for name, tier in self._tiers.items():
+            if name != "disk":
+                tier.remove(session_ids)
 
     def remove(self, session_ids: Collection[str]) -> None:
         """Delete sessions from all tiers."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,8 @@ from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.agent_session import AgentSession
 from dlite_agent.engine.engine import Engine
-from dlite_agent.errors import RequestError, SessionError
+from dlite_agent.errors import CheckpointError, RequestError, SessionError
+from dlite_agent.testing import ScriptedEngine
 from tests.conversations import READ_FILE, sampled
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -96,8 +100,9 @@ def test_a_session_that_went_back_goes_on_from_there(engine: Engine) -> None:
     again = session.turn(result(session, "ok"), sampling=sampled(4, 20))
     assert again.token_ids == first.token_ids
     assert again.stats.prefilled_tokens <= 2
-    with pytest.raises(ValueError, match="num_messages"):
-        session.rewind(100)
+    for wrong in (100, -1, True, "2", 1.0, None):
+        with pytest.raises(RequestError, match="num_messages"):
+            session.rewind(wrong)  # type: ignore[arg-type]  # what users pass
 
 
 def test_another_answer_costs_a_token_of_prefill(engine: Engine) -> None:
@@ -137,3 +142,97 @@ def test_a_closed_session_takes_no_turn(engine: Engine) -> None:
     for use in (lambda: session.turn(Message("user", "x")), session.fork, lambda: session.feed("")):
         with pytest.raises(SessionError, match="closed"):
             use()
+
+
+def held(engine: Engine) -> set[str]:
+    return {session.session_id for session in engine.sessions() if session.tier == "device"}
+
+
+def test_a_closed_session_frees_its_memory_and_no_forks(engine: Engine) -> None:
+    before, used = held(engine), engine.usage().kv_used_bytes
+    with calling(engine, "close me") as session:
+        fork, other = session.fork(), session.fork()
+        other.turn(result(other, "other"), sampling=sampled(1, 10))
+        assert held(engine) > before
+    stats = fork.turn(result(fork, "ok"), sampling=sampled(1, 10)).stats
+    assert stats.prefilled_tokens <= stats.new_tokens + 20, "the parent left what it goes on with"
+    fork.close()
+    other.close()
+    other.close()
+    assert held(engine) == before
+    assert engine.usage().kv_used_bytes == used
+
+
+def test_a_conversation_that_others_go_on_with_stays(engine: Engine) -> None:
+    before = held(engine)
+    session = calling(engine, "shared")
+    same = AgentSession(engine, "another", tools=[READ_FILE])
+    same.messages = list(session.messages)
+    same.turn(result(same, "ok"), sampling=sampled(1, 10))
+    session.close()
+    assert held(engine) > before
+    same.close()
+    assert held(engine) == before
+
+
+def test_closing_after_the_engine_does_nothing(engine: Engine) -> None:
+    with Engine(replace(engine.config, drafter="suffix")) as other:
+        session = AgentSession(other)
+        session.turn(Message("user", "hello"), sampling=sampled(1, 5))
+    session.close()
+
+
+def test_a_saved_conversation_goes_on_in_another_process(engine: Engine, tmp_path: Path) -> None:
+    session = calling(engine, "save me")
+    num_rows = session.save(tmp_path)
+    assert num_rows > 100
+    with Engine(engine.config) as other:
+        later = AgentSession.load(tmp_path, other, tenant="me")
+        assert later.messages == session.messages
+        turn = later.turn(result(later, "ok"), sampling=sampled(3, 20))
+        again = AgentSession.load(tmp_path, other, tenant="somebody else")
+        again.turn(result(again, "ok"), sampling=sampled(3, 20))
+    here = session.turn(result(session, "ok"), sampling=sampled(3, 20))
+    assert turn.prompt_token_ids == here.prompt_token_ids, "thoughts and spelling as sampled"
+    assert turn.token_ids == here.token_ids
+    assert turn.stats.origin == "restored"
+    # One row more, which is computed to be compared with what was saved.
+    assert turn.stats.prefilled_tokens == here.stats.prefilled_tokens + 1
+    assert session.save(tmp_path) > num_rows
+
+
+def test_a_conversation_whose_kv_is_gone_is_saved_without_it(
+    engine: Engine, tmp_path: Path
+) -> None:
+    session = calling(engine, "save my words")
+    engine.purge()
+    assert session.save(tmp_path) == 0
+    later = AgentSession.load(tmp_path, engine)
+    assert later.turn(result(later, "ok"), sampling=sampled(3, 5)).stats.origin != "restored"
+    scripted = AgentSession(ScriptedEngine(["It is late."]), tools=[READ_FILE])
+    scripted.turn(Message("user", "What time is it?"))
+    assert scripted.save(tmp_path / "scripted") == 0
+    loaded = AgentSession.load(tmp_path / "scripted", ScriptedEngine([]))
+    assert loaded.messages == scripted.messages
+
+
+def test_a_folder_that_holds_no_conversation_is_refused(engine: Engine, tmp_path: Path) -> None:
+    session = calling(engine, "save me whole")
+    with pytest.raises(CheckpointError, match="holds no conversation"):
+        AgentSession.load(tmp_path, engine)
+    with pytest.raises(CheckpointError, match="cannot save the session to"):
+        session.save("/dev/null/here")
+    session.save(tmp_path)
+    path = tmp_path / "transcript.json"
+    whole = path.read_text()
+    for damaged in ("", "[]", whole[:-9], whole.replace('"role"', '"roll"')):
+        path.write_text(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            AgentSession.load(tmp_path, engine)
+    path.write_text(json.dumps(json.loads(whole) | {"format": 9}))
+    with pytest.raises(CheckpointError, match="has format 9"):
+        AgentSession.load(tmp_path, engine)
+    path.write_text(whole)
+    (tmp_path / "journal").unlink()
+    with pytest.raises(CheckpointError, match="journal is missing"):
+        AgentSession.load(tmp_path, engine)
