@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from llguidance import LLMatcher
@@ -46,15 +47,25 @@ class DraftMasks:
         return len(self._ahead) + 1
 
     def allows(self, row: int, token_id: int) -> bool:
-        """Whether a row may choose a token."""
-        if token_id in self._ahead[row : row + 1]:
-            return True
-        tokens = [*self._ahead[:row], token_id]
-        return token_id < self._num_tokens and self._matcher.validate_tokens(tokens) == row + 1
+        """Whether a row may choose a token; where bytes are forced, only their first token."""
+        if token_id >= self._num_tokens:
+            return False
+        with self._at(row) as matcher:
+            forced = matcher.compute_ff_tokens() if matcher.compute_ff_bytes() else []
+            if forced:
+                return token_id == forced[0]
+            return matcher.validate_tokens([token_id]) == 1
 
     def row(self, row: int) -> TokenMask:
         """The mask of a row; good until the next one is asked for."""
-        self._matcher.consume_tokens(self._ahead[:row])
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        self._matcher.rollback(row)
+        with self._at(row) as matcher:
+            matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         return TokenMask(self._bits, self._vocab_size)
+
+    @contextmanager
+    def _at(self, row: int) -> Iterator[LLMatcher]:
+        self._matcher.consume_tokens(self._ahead[:row])
+        try:
+            yield self._matcher
+        finally:
+            self._matcher.rollback(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
@@ -19,7 +20,9 @@ from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler
 from dlite_agent.decoding.draft_masks import DraftMasks
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
+from dlite_agent.tokenizer import load_tokenizer
 
+NANO = Path(__file__).parents[2] / "dlite_agent" / "nano" / "assets"
 TOKENIZER = ByteTokenizer()
 IDS = TOKENIZER.control_tokens
 STOP = IDS["<|im_end|>"]
@@ -181,17 +184,33 @@ def test_masks_are_those_of_each_row_of_a_draft(start: Start) -> None:
     assert all(max(row) < 265 for row in rows), "ids behind the tokenizer's are never allowed"
 
 
-def test_looking_a_token_up_is_reading_its_mask(start: Start) -> None:
-    turn = TOKENIZER.encode_template(f"<think>a</think>\n\n{CALL}")
-    constraint = start(OutputRules(REQUIRED))
-    for begin in range(0, len(turn), 5):
-        draft = turn[begin : begin + 7]
+@pytest.mark.parametrize("calls", ["json", "xml"])
+def test_looking_a_token_up_is_reading_its_mask(calls: CallForm) -> None:
+    """Also where bytes are forced: there a mask holds one way to spell them, and no other."""
+    nano = load_tokenizer(str(NANO))
+    control = nano.control_tokens
+    texts = [nano.token_bytes(i) for i in range(nano.vocab_size)]
+    stop = control["<|im_end|>"]
+    compiler = GrammarCompiler(
+        TokenTable(texts, list(control.values()), [stop], nano.encode_untrusted), len(texts)
+    )
+    grammar = turn_grammar(OutputRules(REQUIRED), (WEATHER, NOW), TurnForm(control, calls))
+    assert grammar is not None
+    constraint = compiler.compile(grammar)
+    rng = random.Random(1)
+    turn: list[int] = []
+    while len(turn) < 30 and turn[-1:] != [stop]:
+        row = allowed(constraint.masks(()))
+        draft = list((constraint.ending(99) or ())[:3])
         masks = constraint.masks(draft)
-        for row in range(len(masks)):
-            looked_up = [token for token in range(VOCAB) if masks.allows(row, token)]
-            assert looked_up == allowed(masks, row)
-        constraint.advance(turn[begin : begin + 5])
-    assert constraint.masks([STOP]).allows(0, STOP)
+        for number in range(len(masks)):
+            held = allowed(masks, number)
+            like_first = [i for i, text in enumerate(texts) if text[:1] == texts[held[0]][:1]]
+            for token_id in (*like_first, *rng.sample(range(len(texts)), 30)):
+                assert masks.allows(number, token_id) is (token_id in held), (turn, number)
+        turn.append(draft[0] if draft and rng.random() < 0.7 else rng.choice(row))
+        constraint.advance(turn[-1:])
+    assert masks.allows(0, len(texts)) is False
 
 
 def test_an_id_that_is_no_token_is_not_valid(start: Start) -> None:
