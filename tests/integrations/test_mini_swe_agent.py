@@ -1,4 +1,4 @@
-"""mini-swe-agent's own loop, shell and LiteLLM model on nano, in this process and offline."""
+"""mini-swe-agent's own loop, shell and LiteLLM model on nano, in this process and over HTTP."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import litellm
 import pytest
 
-from dlite_agent import Engine
+from dlite_agent import Engine, EngineConfig
 from dlite_agent.nano.evaluate import SEED_STRIDE
 from dlite_agent.nano.mini import import_host, mini_issue
 from dlite_agent.nano.world import Size, Task, make_task
+from tests.serving.live_server import LiveServer, live_server
 
 pytest.importorskip("minisweagent", reason="mini-swe-agent is not installed")
 import_host()
@@ -28,16 +29,26 @@ FOLDER = Path(__file__).parents[2] / "integrations" / "mini-swe-agent"
 pytestmark = pytest.mark.host
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_engine_is_left() -> Iterator[None]:
-    yield
+@pytest.fixture(autouse=True)
+def _nothing_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT", "1")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """nano, which the tests in this process use as well."""
+    with live_server(Engine.shared(EngineConfig.from_env(model="nano"))) as server:
+        yield server
     Engine.close_all()
 
 
-def run(task: Task, folder: Path) -> list[dict[str, Any]]:
-    """Let the agent of mini.yaml and our dlite.yaml work; the trajectory's messages."""
-    specs = ("mini.yaml", str(FOLDER / "dlite.yaml"))
+def run(task: Task, folder: Path, server: LiveServer | None = None) -> list[dict[str, Any]]:
+    """Let the agent of mini.yaml and our configuration work; the trajectory's messages."""
+    name = "dlite.yaml" if server is None else "dlite-server.yaml"
+    specs = ("mini.yaml", str(FOLDER / name))
     config = recursive_merge(*[get_config_from_spec(spec) for spec in specs])
+    if server is not None:
+        config["model"]["model_kwargs"]["api_base"] = server.base_url
     environment = {**config["environment"], "cwd": str(task.materialise(folder)), "timeout": 20}
     agent = DefaultAgent(
         get_model(config=config["model"]),
@@ -67,9 +78,12 @@ def heldout(number: int, size: Size) -> Task:
     return make_task(number * SEED_STRIDE, split="heldout", size=size)
 
 
-def test_an_agent_solves_a_task_and_prefills_only_what_is_new(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["in process", "over HTTP"])
+def test_an_agent_solves_a_task_and_prefills_only_what_is_new(
+    way: str, tmp_path: Path, server: LiveServer
+) -> None:
     task = heldout(1, "tiny")
-    messages = run(task, tmp_path)
+    messages = run(task, tmp_path, server if way == "over HTTP" else None)
     assert messages[-1]["extra"]["exit_status"] == "Submitted"
     assert task.solved(tmp_path)
     assert len(turns(messages)) > 3
@@ -94,11 +108,13 @@ def test_a_fault_that_no_retry_repairs_ends_the_run_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-def test_ten_tasks_are_solved_but_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["in process", "over HTTP"])
+def test_ten_tasks_are_solved_but_two(way: str, tmp_path: Path, server: LiveServer) -> None:
     tasks = [heldout(number, "small") for number in range(1, 11)]
     solved = 0
     for number, task in enumerate(tasks):
         folder = tmp_path / str(number)
-        assert_only_new_tokens_are_prefilled(run(task, folder))
+        messages = run(task, folder, server if way == "over HTTP" else None)
+        assert_only_new_tokens_are_prefilled(messages)
         solved += task.solved(folder)
     assert solved >= 8
