@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. align.steps=100")
     parser.add_argument("--dry-run", action="store_true", help="say what it will take, and stop")
-    parser.add_argument("--minutes", type=float, help="of a stage: stop after so long; run again")
+    parser.add_argument(
+        "--minutes", type=float, help="of capture and the stages: stop after so long; run again"
+    )
     parser.add_argument(
         "--report-to", choices=("tensorboard", "wandb", "none"), default="none", help="of a stage"
     )
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = load_model(EngineConfig(model=recipe.model, drafter="null"), _unheard)
     with contextlib.closing(model.target), _progress():
         if arguments.step == "capture":
-            return _capture(model, recipe, conversations)
+            return _capture(model, recipe, conversations, max_s=_seconds(arguments))
         if arguments.step == "eval":
             return _evaluate(model, recipe, as_json=arguments.json)
         if arguments.step == "compare":
@@ -107,7 +109,18 @@ def _tell(recipe: Recipe, conversations: list[Conversation]) -> int:
     return 0
 
 
-def _capture(model: LoadedModel, recipe: Recipe, conversations: list[Conversation]) -> int:
+def _seconds(arguments: argparse.Namespace) -> float | None:
+    minutes: float | None = arguments.minutes
+    return None if minutes is None else 60 * minutes
+
+
+def _capture(
+    model: LoadedModel,
+    recipe: Recipe,
+    conversations: list[Conversation],
+    *,
+    max_s: float | None,
+) -> int:
     from dlite_agent.cli.train_report import forecast
     from dlite_agent.training.shards import CaptureRun
     from dlite_agent.training.sizes import row_bytes
@@ -117,7 +130,7 @@ def _capture(model: LoadedModel, recipe: Recipe, conversations: list[Conversatio
     config = _config(model, recipe)
     each = row_bytes(config, recipe.capture.dtype)
     run = CaptureRun(model, Path(recipe.work), recipe.capture, config.taps, each)
-    num_records = run.run(conversations)
+    num_records = run.run(conversations, max_s=max_s)
     note(f"{num_records} records in {recipe.work}")
     return 0
 
@@ -140,31 +153,36 @@ def _train(
         stage,
         (config, FrozenEnds.of(model.target)),
         data,
-        max_s=None if arguments.minutes is None else 60 * arguments.minutes,
+        max_s=_seconds(arguments),
         report_to=arguments.report_to,
     )
     return 0
 
 
 def _evaluate(model: LoadedModel, recipe: Recipe, *, as_json: bool) -> int:
+    from dlite_agent.training.measure import bigram_share
     from dlite_agent.training.served import evaluate, require_equal
-    from dlite_agent.training.shards import captured_with, load_records, load_turns
+    from dlite_agent.training.shards import captured_with, load_ids, load_records, load_turns
 
     work = Path(recipe.work)
+    heldout, learned = load_records(work, "heldout"), load_ids(work)
     found = evaluate(
         model,
         Path(recipe.out),
-        (load_records(work, "heldout"), load_turns(work)),
+        (heldout, load_turns(work)),
         captured_with(work),
         recipe.capture.enable_thinking,
     )
+    bigram = bigram_share(learned, heldout) if len(learned[0]) else None
     if as_json:
-        write(json.dumps(asdict(found)))
+        write(json.dumps(asdict(found) | {"bigram": bigram}))
     else:
-        pairs = zip(found.trained.per_slot, found.served.per_slot, strict=True)
-        rows = [[str(slot), f"{a:.3f}", f"{b:.3f}"] for slot, (a, b) in enumerate(pairs)]
-        rows.append(["tau", f"{found.trained.tau:.3f}", f"{found.served.tau:.3f}"])
-        write(table(["slot", "trained", "served"], rows))
+        shares = zip(found.trained.per_slot, found.served.per_slot, found.by_position, strict=True)
+        rows = [[str(slot), *(f"{share:.3f}" for share in row)] for slot, row in enumerate(shares)]
+        rows.append(["tau", f"{found.trained.tau:.3f}", f"{found.served.tau:.3f}", ""])
+        if bigram is not None:
+            rows.append(["a bigram's slot 0", "", "", f"{bigram:.3f}"])
+        write(table(["slot", "trained", "served", "by position"], rows))
     require_equal(found)
     return 0
 

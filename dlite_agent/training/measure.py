@@ -12,7 +12,7 @@ from dlite_agent.training.records import Records
 from dlite_agent.training.simulate import Acceptance, walk_rounds
 from dlite_agent.training.windows import Windows
 
-__all__ = ["draft_all", "measure"]
+__all__ = ["bigram_share", "draft_all", "measure"]
 
 _RECORDS, _ANCHORS = 1024, 128
 
@@ -28,6 +28,32 @@ def measure(learner: Learner, heldout: Records | Windows, *, min_position: int =
     rows = heldout.rows if isinstance(heldout, Windows) else heldout
     accepted, left = walk_rounds(rows, draft_all(learner, heldout), min_position)
     return Acceptance.of(accepted, left, learner.block_size)
+
+
+def bigram_share(learned: tuple[Tensor, Tensor], heldout: Records) -> float:
+    """How often the token that most often followed the anchor is right in the first slot.
+
+    What any drafter must beat: it reads one token, and nothing else.
+
+    Args:
+        learned: `next_ids` and `left` of the records that it counts, [M] both.
+        heldout: Where it is asked, at all usable positions.
+    """
+    anchors, followers = _pairs(*learned)
+    size = 1 + int(max(part.max() for part in (anchors, followers, heldout.next_ids)))
+    pairs, counts = torch.unique(anchors * size + followers, return_counts=True)
+    order = counts.argsort(stable=True)  # the most frequent is written last
+    best = torch.full((size,), -1)
+    for pair in pairs[order].tolist():
+        best[pair // size] = pair % size
+    asked, right = _pairs(heldout.next_ids, heldout.left)
+    return float((best[asked] == right).float().mean())
+
+
+def _pairs(next_ids: Tensor, left: Tensor) -> tuple[Tensor, Tensor]:
+    """Anchors of all records, and the token behind each."""
+    at = (left >= 2).nonzero().view(-1)
+    return next_ids[at].long(), next_ids[at + 1].long()
 
 
 def draft_all(learner: Learner, heldout: Records | Windows) -> Tensor:

@@ -20,7 +20,7 @@ from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.learner import DLiteLearner
 from dlite_agent.training.measure import draft_all
 from dlite_agent.training.records import Records
-from dlite_agent.training.simulate import Acceptance, walk_rounds
+from dlite_agent.training.simulate import Acceptance, accepted_at, walk_rounds
 
 __all__ = ["Beside", "evaluate", "likely_cause", "require_equal", "template_digest"]
 
@@ -39,11 +39,13 @@ class Beside:
     Attributes:
         trained: As training computes it.
         served: As the loop serves it.
+        by_position: Share of all positions, and not of rounds, that `trained` is right at as far.
         cause: What is most likely wrong where they differ, else empty.
     """
 
     trained: Acceptance
     served: Acceptance
+    by_position: tuple[float, ...]
     cause: str
 
 
@@ -98,7 +100,9 @@ def evaluate(
         check_served(trained, served)
     except DrafterMismatchError:
         cause = likely_cause(records, blocks, served, rounds.num_different)
-    return Beside(trained, served, cause)
+    left = records.left[records.usable()] - 1
+    everywhere = Acceptance.of(accepted_at(records, blocks), left, block_size)
+    return Beside(trained, served, everywhere.per_slot, cause)
 
 
 def require_equal(found: Beside) -> None:

@@ -11,6 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.training.conversations import Conversation
@@ -22,7 +26,7 @@ from dlite_agent.training.records import Records
 from dlite_agent.training.served import template_digest
 from dlite_agent.training.windows import Windows
 
-__all__ = ["CaptureRun", "captured_with", "load_records", "load_turns", "load_windows"]
+__all__ = ["CaptureRun", "captured_with", "load_ids", "load_records", "load_turns", "load_windows"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +70,16 @@ def load_records(work: Path, kind: str = "records") -> Records:
 def load_windows(work: Path, kind: str = "windows") -> Windows:
     """All windows of a folder, `windows` or `heldout_windows`; errors as of `load_records`."""
     return Windows.join([Windows.load(path) for path in _paths(work, kind)])
+
+
+def load_ids(work: Path) -> tuple[Tensor, Tensor]:
+    """`next_ids` and `left` of all records of a folder, without their taps; none: empty."""
+    ids, left = [torch.zeros(0, dtype=torch.int32)], [torch.zeros(0, dtype=torch.int32)]
+    for path in sorted(work.glob("records-*.safetensors")):
+        with safe_open(path, framework="pt") as shard:
+            ids.append(shard.get_tensor("next_ids"))
+            left.append(shard.get_tensor("left"))
+    return torch.cat(ids), torch.cat(left)
 
 
 def load_turns(work: Path) -> list[Turn]:
@@ -154,8 +168,8 @@ class CaptureRun:
             )
         self._turns = AnsweredTurns(model, options, taps, place)
 
-    def run(self, conversations: Sequence[Conversation]) -> int:
-        """Capture until `max_records` or the end of the conversations.
+    def run(self, conversations: Sequence[Conversation], *, max_s: float | None = None) -> int:
+        """Capture until `max_records`, the end of the conversations, or so many seconds.
 
         Returns:
             Records in the folder, held-out ones left out.
@@ -171,16 +185,17 @@ class CaptureRun:
             answered = next(steps, None)
             if answered is not None:
                 shard.add(answered)
+            now = time.perf_counter()
+            is_last = answered is None or (max_s is not None and now - began > max_s)
             num_new = sum(map(len, shard.records)) + sum(map(len, shard.heldout))
             is_full = num_new >= self._options.shard_records or self._count(shard) >= self._limit
-            if answered is None or is_full:
+            if is_last or is_full:
                 self._write(shard)
                 shard = _Shard()
-            now = time.perf_counter()
-            if answered is None or is_full or now - logged > _LOG_EVERY_S:
+            if is_last or is_full or now - logged > _LOG_EVERY_S:
                 logged = now
                 self._log(shard, (self._count(shard) - first) / (now - began))
-            if answered is None:
+            if is_last:
                 break
         self._turns.close()
         return self._turns.place.num_records

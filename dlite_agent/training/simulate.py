@@ -16,7 +16,14 @@ from dlite_agent.training.frozen import FrozenEnds
 from dlite_agent.training.records import Records
 from dlite_agent.training.student import Student, StudentInput
 
-__all__ = ["Acceptance", "choose_blocks", "draft_blocks", "simulate", "walk_rounds"]
+__all__ = [
+    "Acceptance",
+    "accepted_at",
+    "choose_blocks",
+    "draft_blocks",
+    "simulate",
+    "walk_rounds",
+]
 
 _BATCH = 1024
 
@@ -95,15 +102,8 @@ def walk_rounds(records: Records, blocks: Tensor, min_position: int = 0) -> tupl
         blocks: Greedy drafts at all of `records.usable()`, [N, B] int64.
         min_position: As in `simulate`.
     """
-    block_size = blocks.shape[1]
-    usable = records.usable()
-    batch = records.batch(usable, block_size)
-    # the answer is the target's own, so what is accepted is what the answer says
-    inside = torch.arange(block_size) + 1 < records.left[usable].unsqueeze(1)
-    said = torch.cat([batch.previous_ids[:, 1:], _last_said(records, usable, block_size)], dim=1)
-    right = ((blocks == said) & inside).long().cumprod(dim=1).sum(dim=1)
     by_position = torch.zeros(len(records), dtype=torch.int64)
-    by_position[usable] = right
+    by_position[records.usable()] = accepted_at(records, blocks)
     accepted: list[int] = []
     behind: list[int] = []
     for start in records.span_starts().tolist():
@@ -116,6 +116,17 @@ def walk_rounds(records: Records, blocks: Tensor, min_position: int = 0) -> tupl
             behind.append(left - 1)
             at, left = at + count + 1, left - count - 1
     return torch.tensor(accepted, dtype=torch.int64), torch.tensor(behind, dtype=torch.int64)
+
+
+def accepted_at(records: Records, blocks: Tensor) -> Tensor:
+    """How many tokens of the block at each of `records.usable()` would be accepted, [N] int64."""
+    block_size = blocks.shape[1]
+    usable = records.usable()
+    batch = records.batch(usable, block_size)
+    # the answer is the target's own, so what is accepted is what the answer says
+    inside = torch.arange(block_size) + 1 < records.left[usable].unsqueeze(1)
+    said = torch.cat([batch.previous_ids[:, 1:], _last_said(records, usable, block_size)], dim=1)
+    return ((blocks == said) & inside).long().cumprod(dim=1).sum(dim=1)
 
 
 def _last_said(records: Records, chosen: Tensor, block_size: int) -> Tensor:

@@ -27,7 +27,7 @@ def test_cause_of_a_difference_is_named() -> None:
     blocks = right_blocks(records)
     trained = accepted(records, blocks)
     assert min(trained.per_slot) == 1.0
-    require_equal(Beside(trained, trained, ""))
+    require_equal(Beside(trained, trained, (), ""))
     half = blocks.clone()
     half[:, 3:] += 1
     causes = {
@@ -39,4 +39,4 @@ def test_cause_of_a_difference_is_named() -> None:
         cause = likely_cause(records, blocks, served, num_different)
         assert cause.startswith(name)
         with pytest.raises(DrafterMismatchError, match=rf"^{name}.*slot \d is accepted in"):
-            require_equal(Beside(trained, served, cause))
+            require_equal(Beside(trained, served, (), cause))

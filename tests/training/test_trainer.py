@@ -11,10 +11,10 @@ import torch
 from dlite_agent.errors import CapacityError, ConfigurationError, UnsupportedCheckpointError
 from dlite_agent.training import files
 from dlite_agent.training.learner import Part
-from dlite_agent.training.measure import draft_all, measure
+from dlite_agent.training.measure import bigram_share, draft_all, measure
 from dlite_agent.training.options import AlignOptions
 from dlite_agent.training.records import Records
-from dlite_agent.training.simulate import Acceptance
+from dlite_agent.training.simulate import Acceptance, accepted_at, walk_rounds
 from dlite_agent.training.trainer import NonFiniteLossError, Trainer
 from tests.training.languages import (
     FAST,
@@ -204,6 +204,22 @@ def test_rate_rises_and_falls() -> None:
     assert options.rate(9) == pytest.approx(1.0)
     assert options.rate(100) == pytest.approx(0.1)
     assert options.rate(55) == pytest.approx(0.55, abs=0.01)
+
+
+def test_bigram_knows_what_followed_most_often() -> None:
+    ends = make_ends()
+    learned = answers(ends, torch.tensor([[5, 6, 5, 6, 5, 7, 9]]), noise=0.0)
+    heldout = answers(ends, torch.tensor([[5, 6, 5, 7, 8], [9, 6, 5, 6, 5]]), noise=0.0)
+    # 5 is followed by 6, twice of three times, 6 by 5, and 7 by 9; nothing follows 9
+    found = bigram_share((learned.next_ids, learned.left), heldout)
+    assert found == pytest.approx(5 / 8)
+
+
+def test_positions_are_all_asked_and_rounds_are_not() -> None:
+    records = answers(make_ends(), torch.tensor([[3, 1, 4, 1, 5]]), noise=0.0)
+    blocks = torch.tensor([[1, 4, 9], [9, 9, 9], [1, 9, 9], [9, 9, 9]])
+    assert accepted_at(records, blocks).tolist() == [2, 0, 1, 0]
+    assert walk_rounds(records, blocks)[0].tolist() == [2, 0]
 
 
 def test_acceptance_counts_what_rounds_commit() -> None:
