@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from dlite_agent.decoding.controller_state import ControllerState, SourcePart
 from dlite_agent.decoding.draft_length import best_length
 from dlite_agent.decoding.load import Load
 from dlite_agent.decoding.round_clock import RoundClock
@@ -21,45 +22,12 @@ from dlite_agent.sampling import KeyedNoise
 __all__ = ["Controller", "ControllerState", "Source"]
 
 _NOTHING = DraftBlock()
+_ASLEEP = DraftBlock(wants_taps=False)
 _MAX_UNREAD = 256
 _SHARE_STEP = 0.05
 _EXPLORE_EVERY = 32
 _MIN_REACHED = 0.3
 """Chance of a whole block to be right, below which nobody is asked to extend it."""
-
-
-@dataclass(slots=True)
-class _Part:
-    """A source's part of a session."""
-
-    drafts: DraftState | None
-    record: TrackRecord
-
-
-@dataclass(slots=True)
-class ControllerState:
-    """What the controller remembers of a session.
-
-    Ids reach the sources late, many at a time: one that is not asked costs next to nothing.
-    """
-
-    parts: list[_Part]
-    length: int
-    unread: list[int] = field(default_factory=list)
-    drafted: tuple[int, ...] = ()
-    round_number: int = 0
-    wakes_at: int = 0
-    is_verifying: bool = False
-    asked: list[tuple[int, float]] = field(default_factory=list)
-    sent: tuple[float, float] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the sources' states, of ids and of counts."""
-        drafts = [part.drafts for part in self.parts]
-        counts = sum(part.record.counts.nbytes for part in self.parts)
-        held = sum(state.nbytes for state in drafts if state is not None)
-        return held + counts + 8 * len(self.unread)
 
 
 class Controller:
@@ -84,6 +52,7 @@ class Controller:
 
     Attributes:
         asked_sources: The sources, with what is known of each.
+        requires: The taps of all sources together.
 
     Raises:
         ConfigurationError: There is no source.
@@ -105,25 +74,21 @@ class Controller:
         self.load = load if load is not None else Load()
         self._clock = clock
         self.asked_sources = [AskedSource(source) for source in sources]
+        self.requires = Requires.joined([source.drafter.requires for source in sources])
         self._rounds = RoundClock()
         self._accepted_share = 0.5
-
-    @property
-    def requires(self) -> Requires:
-        """The taps of all sources together."""
-        needed = [asked.source.drafter.requires for asked in self.asked_sources]
-        layer_ids = sorted({layer for needs in needed for layer in needs.layer_ids})
-        positions = {needs.positions for needs in needed}
-        if "all" in positions:
-            return Requires(tuple(layer_ids), "all")
-        return Requires(tuple(layer_ids), "last" if "last" in positions else "none")
 
     def start(self, token_ids: list[int]) -> ControllerState:
         """Start every source; nothing is known of the session."""
         purse, part = Purse(), 1.0 / len(self.asked_sources)
+        drafters = [asked.source.drafter for asked in self.asked_sources]
         parts = [
-            _Part(asked.source.drafter.start(token_ids), TrackRecord(purse, part))
-            for asked in self.asked_sources
+            SourcePart(
+                drafter.start(token_ids),
+                TrackRecord(purse, part),
+                reads_taps=bool(drafter.requires.layer_ids),
+            )
+            for drafter in drafters
         ]
         return ControllerState(parts, len(token_ids))
 
@@ -141,36 +106,30 @@ class Controller:
         own.round_number += 1
         own.is_verifying = True
         if own.round_number < own.wakes_at or budget < 1:
-            return _NOTHING
+            return self._nothing(own)
         started_s = self._clock() if self._clock is not None else 0.0
         occasion = Occasion(pending, hidden, position, noise, min(budget, MAX_ROWS - 1))
         prices = self._prices(position)
         block = self._drafted(own, occasion, prices)
-        own.wakes_at = min(part.record.wakes_at for part in own.parts)
+        own.rest()
         own.drafted = block.token_ids
+        own.is_watching = True
         if self._clock is not None:
             now_s = self._clock()
-            self._note_asking(own.asked, now_s - started_s)
+            self._note_asking(own, now_s - started_s)
             own.sent = (now_s, self._table_s(position, len(block.token_ids)))
-        return block
+        return block if block.token_ids else self._nothing(own)
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Append ids; those that follow a proposal say how good it was."""
         own = _own(state)
         own.length += len(token_ids)
         own.unread.extend(token_ids)
-        for part, asked in zip(own.parts, self.asked_sources, strict=True):
-            if own.is_verifying:
-                part.record.see(token_ids, asked.counts)
-            else:
-                part.record.forget()
-        if own.sent is not None and own.is_verifying and self._clock is not None:
-            sent_s, table_s = own.sent
-            self._rounds.note(self._clock() - sent_s, table_s, is_drafted=bool(own.drafted))
-        own.sent = None
-        if own.drafted:
-            self._note_share(own.drafted, token_ids)
-            own.drafted = ()
+        if not own.is_verifying:  # the sources know more, and nobody has foreseen it
+            self._forget(own)
+            own.wake()
+        elif own.is_watching:
+            self._learn(own, token_ids)
         own.is_verifying = False
         if len(own.unread) >= _MAX_UNREAD:
             self._read(own)
@@ -187,15 +146,15 @@ class Controller:
     def truncate_to(self, state: DraftState | None, length: int) -> None:
         """Forget ids from `length` on; what was learnt stays."""
         own = _own(state)
-        own.is_verifying, own.sent, own.drafted = False, None, ()
+        own.is_verifying = False
+        self._forget(own)
         if length >= own.length:
             return
         num_read = own.length - len(own.unread)
         del own.unread[max(0, length - num_read) :]
-        for part, asked in zip(own.parts, self.asked_sources, strict=True):
-            if length < num_read:
+        if length < num_read:
+            for part, asked in zip(own.parts, self.asked_sources, strict=True):
                 asked.source.drafter.truncate_to(part.drafts, length)
-            part.record.forget()
         own.length = length
 
     def fork(self, state: DraftState | None) -> ControllerState:
@@ -203,10 +162,41 @@ class Controller:
         own = _own(state)
         purse = replace(own.parts[0].record.purse)
         parts = [
-            _Part(asked.source.drafter.fork(part.drafts), part.record.copy(purse))
+            replace(
+                part,
+                drafts=asked.source.drafter.fork(part.drafts),
+                record=part.record.copy(purse),
+            )
             for part, asked in zip(own.parts, self.asked_sources, strict=True)
         ]
-        return replace(own, parts=parts, unread=own.unread.copy(), asked=[], sent=None)
+        return own.with_parts(parts)
+
+    def _nothing(self, own: ControllerState) -> DraftBlock:
+        """No draft, with taps where somebody may read them, or where all are kept."""
+        is_read = own.round_number >= own.taps_at or self.requires.positions == "all"
+        return _NOTHING if is_read else _ASLEEP
+
+    def _learn(self, own: ControllerState, token_ids: list[int]) -> None:
+        """See how good the sources' last blocks were, and how long the round took."""
+        is_earning = False
+        for part, asked in zip(own.parts, self.asked_sources, strict=True):
+            is_earning |= part.record.see(token_ids, asked.counts)
+        if is_earning:
+            own.wake()
+        if own.sent is not None and self._clock is not None:
+            sent_s, table_s = own.sent
+            self._rounds.note(self._clock() - sent_s, table_s, is_drafted=bool(own.drafted))
+        own.sent = None
+        if own.drafted:
+            self._note_share(own.drafted, token_ids)
+            own.drafted = ()
+        own.is_watching = any(part.record.is_watching for part in own.parts)
+
+    def _forget(self, own: ControllerState) -> None:
+        """Learn nothing from what is committed next."""
+        for part in own.parts:
+            part.record.forget()
+        own.sent, own.drafted, own.is_watching = None, (), False
 
     def _read(self, own: ControllerState) -> None:
         """Give the sources the ids that they have not seen."""
@@ -254,8 +244,10 @@ class Controller:
                 continue
             usual_s = asked.usual_gain * prices.plain_s - asked.asking_s
             known_s = best.gain_s if best is not None else 0.0
-            is_time_to_look = own.round_number % _EXPLORE_EVERY == 0
-            if number and usual_s <= known_s and not is_time_to_look:
+            until_look = -own.round_number % _EXPLORE_EVERY
+            if number and usual_s <= known_s and until_look:
+                if best is None:
+                    part.record.wakes_at = own.round_number + until_look
                 continue
             if not asked.may_ask(part.record, own.round_number, prices):
                 continue
@@ -325,16 +317,20 @@ class Controller:
         origin = f"{block.source}+{more.origin}"
         return DraftBlock(all_ids[:end], confidence if len(confidence) == end else (), origin)
 
-    def _note_asking(self, asked: list[tuple[int, float]], took_s: float) -> None:
+    def _note_asking(self, own: ControllerState, took_s: float) -> None:
         """Book the time of a proposal: to each who was asked his own, and a share of ours.
 
-        In seconds of the table: on a machine that others use too, rounds take longer as well.
+        In seconds of the table: on a machine that others use too, rounds take longer as well;
+        before that is known, nothing is booked.
         """
+        asked, pace = own.asked, self._rounds.pace
+        own.asked = []
+        if pace is None:
+            return
         ours_s = took_s - sum(theirs_s for _, theirs_s in asked)
         for number, theirs_s in asked:
-            booked_s = (theirs_s + ours_s / len(asked)) / self._rounds.pace
-            self.asked_sources[number].note_asking(booked_s)
-        asked.clear()
+            booked_s = (theirs_s + ours_s / len(asked)) / pace
+            own.parts[number].record.book(self.asked_sources[number].note_asking(booked_s))
 
     def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:
         """Learn which share of drafted rows is accepted, for turns that share a forward."""

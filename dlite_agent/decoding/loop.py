@@ -6,7 +6,7 @@ It computes nothing itself: it yields the rows that it wants (`decoding.steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -173,8 +173,14 @@ class _Rules:
         num_valid = constraint.num_valid(block.token_ids)
         spelled = constraint.forced(budget)
         if spelled and len(spelled) >= num_valid:
-            return DraftBlock(spelled, source="grammar")
-        return DraftBlock(block.token_ids[:num_valid], block.confidence[:num_valid], block.source)
+            return DraftBlock(spelled, source="grammar", wants_taps=block.wants_taps)
+        if num_valid == len(block.token_ids):
+            return block
+        return replace(
+            block,
+            token_ids=block.token_ids[:num_valid],
+            confidence=block.confidence[:num_valid],
+        )
 
     @property
     def _num_left(self) -> int:
@@ -205,6 +211,8 @@ def _propose(
     block = drafter.propose(
         state.draft_state, state.pending, state.hidden, state.position, noise, budget
     )
+    if not block.token_ids and rules.limits.constraint is None:
+        return block
     usable: list[int] = []
     for token_id in block.token_ids[:budget]:
         if not 0 <= token_id < target.config.vocab_size:
@@ -214,21 +222,23 @@ def _propose(
             break
     if rules.thoughts is not None:
         del usable[rules.thoughts.num_free(usable) :]
-    usable_block = DraftBlock(tuple(usable), block.confidence[: len(usable)], block.source)
+    usable_block = replace(
+        block, token_ids=tuple(usable), confidence=block.confidence[: len(usable)]
+    )
     return rules.within_grammar(usable_block, budget)
 
 
 def _reserve(state: DecodeState, block: DraftBlock, fixed_rows: int | None) -> DraftBlock:
     """Make room for the pending token's row and one per drafted token; the block that fits."""
     if state.is_room_short and fixed_rows is None:
-        block = DraftBlock(source=block.source)
+        block = replace(block, token_ids=(), confidence=())
     try:
         state.kv.reserve(fixed_rows or len(block.token_ids) + 1)
     except CapacityError:
         if not block.token_ids or fixed_rows is not None:
             raise
         state.kv.reserve(1)
-        return DraftBlock(source=block.source)
+        return replace(block, token_ids=(), confidence=())
     return block
 
 
@@ -246,5 +256,5 @@ def _rows(
         torch.tensor(ids, dtype=torch.int64, device=target.device),
         state.kv,
         logits_for=range(len(ids)),
-        taps=drafter.requires.layer_ids,
+        taps=drafter.requires.layer_ids if block.wants_taps else (),
     )

@@ -34,11 +34,14 @@ class RoundClock:
         return min(max(math.exp(drafted - plain), 1.0 / _MAX_FACTOR), _MAX_FACTOR)
 
     @property
-    def pace(self) -> float:
-        """Seconds that pass for one of the table's, at least 1.0: others use the machine too."""
+    def pace(self) -> float | None:
+        """Seconds that pass for one of the table's, at least 1.0: others use the machine too.
+
+        None in the first rounds, when nobody knows.
+        """
         kind = self._num_rounds[1] > self._num_rounds[0]
         if self._num_rounds[kind] < _MIN_ROUNDS_OF_PACE:
-            return 1.0
+            return None
         return max(1.0, math.exp(self._medians[kind]))
 
     def note(self, took_s: float, expected_s: float, *, is_drafted: bool) -> None:

@@ -94,6 +94,9 @@ class TrackRecord:
     asking_s: float = 0.0
     wakes_at: int = 0
     _settled_at: int = -1
+    _usual_gain_s: float = 0.0
+    _paid_s: float = 0.0
+    _is_purse_paying: bool = False
     _ids: Sequence[int] = ()
     _cells: Sequence[int] = ()
     _chances: Sequence[float] = ()
@@ -121,23 +124,40 @@ class TrackRecord:
             grace_s = self.asking_part * _GRACE_ASKING_ROUNDS * plain_s
             self.asking_s = min(4.0 * asking_s, grace_s)
         else:
-            passed_s = plain_s * (round_number - self._settled_at)
             most = max(_MAX_ASKING_ROUNDS * plain_s, 4.0 * asking_s)
-            self.asking_s = min(self.asking_s + self._asking_share * passed_s, most)
-        self._settled_at = round_number
-        if self.asking_s >= asking_s:
-            self.asking_s -= asking_s
-        elif usual_gain_s > asking_s and purse.stake_s >= asking_s + _ROWS_ROUNDS * plain_s:
-            purse.stake_s -= asking_s
+            passed_s = plain_s * (round_number - self._settled_at)
+            earned_s = self.asking_part * ASKING_SHARE * passed_s
+            self.asking_s = min(self.asking_s + earned_s, most)
+        self._settled_at, self._usual_gain_s, self._paid_s = round_number, usual_gain_s, 0.0
+        self._is_purse_paying = self.asking_s < asking_s
+        may_ask = self._can_pay(asking_s)
+        if may_ask:
+            self.book(asking_s)
         else:
-            missing = asking_s - self.asking_s
-            self.wakes_at = round_number + math.ceil(missing / (self._asking_share * plain_s))
-            return False
-        return True
+            self._sleep(asking_s)
+        return may_ask
 
-    @property
-    def _asking_share(self) -> float:
-        return self.asking_part * ASKING_SHARE
+    def book(self, asking_s: float) -> None:
+        """Pay for having been asked; where it took longer than was thought, the difference."""
+        more_s, self._paid_s = asking_s - self._paid_s, asking_s
+        if self._is_purse_paying:
+            self.purse.stake_s -= more_s
+        else:
+            self.asking_s -= more_s
+        if not self._can_pay(asking_s):
+            self._sleep(asking_s)
+
+    def _can_pay(self, asking_s: float) -> bool:
+        """Whether one of the balances pays for being asked."""
+        purse = self.purse
+        reserve_s = asking_s + _ROWS_ROUNDS * purse.plain_s
+        is_helped = self._usual_gain_s > asking_s and purse.stake_s >= reserve_s
+        return self.asking_s >= asking_s or is_helped
+
+    def _sleep(self, asking_s: float) -> None:
+        """Until the own balance pays; or until the purse earns something."""
+        earned_s = self.asking_part * ASKING_SHARE * self.purse.plain_s
+        self.wakes_at = self._settled_at + math.ceil((asking_s - self.asking_s) / earned_s)
 
     def chance(self, cell: int, prior: float) -> float:
         """How probable a token of a cell is to be right, given the engine's estimate."""
@@ -170,13 +190,19 @@ class TrackRecord:
         self._num_staked = num_tokens
         self.purse.stake_s -= cost_s
 
-    def see(self, token_ids: Sequence[int], engine: AcceptanceCounts) -> None:
-        """Compare committed tokens with the watched block.
+    @property
+    def is_watching(self) -> bool:
+        """What is committed next is compared with a block."""
+        return self._next < len(self._ids)
+
+    def see(self, token_ids: Sequence[int], engine: AcceptanceCounts) -> bool:
+        """Compare committed tokens with the watched block; whether the purse earned something.
 
         Args:
             token_ids: What the session committed, in order.
             engine: Counts of all sessions; learns the same.
         """
+        is_earning = False
         for token_id in token_ids:
             at = self._next
             if at >= len(self._ids):
@@ -189,7 +215,9 @@ class TrackRecord:
                 self.bias = _BIAS_KEPT * self.bias + _BIAS_STEP * (is_hit - self._chances[at])
                 if is_hit and at < self._num_staked:
                     self.purse.earn()
+                    is_earning = True
             self._next = at + 1 if is_hit else len(self._ids)
+        return is_earning
 
     def forget(self) -> None:
         """Watch nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -19,11 +20,14 @@ class DraftBlock:
         token_ids: In the target's vocabulary.
         confidence: Per token, in [0, 1]; empty when unknown.
         source: Where the block came from, for statistics.
+        wants_taps: The drafter reads what it requires of the forward that verifies this block;
+            False where it will not be asked for more before another one.
     """
 
     token_ids: tuple[int, ...] = ()
     confidence: tuple[float, ...] = ()
     source: str = "null"
+    wants_taps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,15 @@ class Requires:
 
     layer_ids: tuple[int, ...] = ()
     positions: Literal["none", "last", "all"] = "none"
+
+    @classmethod
+    def joined(cls, needed: Sequence[Requires]) -> Requires:
+        """The taps of several drafters together."""
+        layer_ids = tuple(sorted({layer for needs in needed for layer in needs.layer_ids}))
+        positions = {needs.positions for needs in needed}
+        if "all" in positions:
+            return cls(layer_ids, "all")
+        return cls(layer_ids, "last" if "last" in positions else "none")
 
 
 class DraftState(Protocol):

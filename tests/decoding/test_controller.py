@@ -307,3 +307,37 @@ def test_time_passes_only_where_a_clock_is_given() -> None:
 
     assert lengths(None) == lengths(None)
     assert lengths(lambda: next(ticks) * 1e-2) != lengths(None)
+
+
+def test_taps_are_captured_one_round_before_their_reader_may_be_asked() -> None:
+    text = random_text(600)
+    reader = ChancySource(text, never, name="reader")
+    reader.requires = Requires((0, 2), "last")
+    drafter = over(ChancySource(text, never), reader)
+    state, ids = drafter.start(text[:1]), text[:1]
+    reader_asked, taps = [], []
+    for number in range(500):
+        num_before = reader.num_asked
+        taps.append(propose(drafter, state, ids).wants_taps)
+        if reader.num_asked > num_before:
+            reader_asked.append(number)
+        drafter.commit(state, [text[len(ids)]])
+        ids.append(text[len(ids)])
+    later = [number for number in reader_asked if number]
+    assert later, "it is asked again"
+    assert all(taps[number - 1] for number in later)
+    assert sum(taps) < 4 * len(reader_asked) + 8
+    assert reader.num_asked < 100
+
+
+def test_a_prompt_wakes_every_source() -> None:
+    text = random_text(400)
+    drafter = over(ChancySource(text, never))
+    state, ids = drafter.start(text[:1]), text[:1]
+    while state.wakes_at <= state.round_number + 1:
+        propose(drafter, state, ids)
+        drafter.commit(state, [text[len(ids)]])
+        ids.append(text[len(ids)])
+    drafter.commit(state, text[len(ids) : len(ids) + 30])  # nobody proposed in between
+    assert state.wakes_at <= state.round_number
+    assert state.parts[0].record.wakes_at == 0

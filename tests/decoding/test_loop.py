@@ -9,7 +9,7 @@ import pytest
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState
+from dlite_agent.drafters.drafter import DraftBlock, Drafter, DraftState, Requires
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
@@ -48,6 +48,27 @@ class BoundlessDrafter(NullDrafter):
         budget: int,
     ) -> DraftBlock:
         return DraftBlock(self._token_ids[position + 1 : position + 3 + budget])
+
+
+class SleepyDrafter(NullDrafter):
+    """Reads taps, and wants those of every third forward."""
+
+    requires = Requires((0, 1), "last")
+
+    def __init__(self) -> None:
+        self.had_taps: list[bool] = []
+
+    def propose(
+        self,
+        state: DraftState | None,
+        pending: int,
+        hidden: TargetHidden | None,
+        position: int,
+        noise: KeyedNoise,
+        budget: int,
+    ) -> DraftBlock:
+        self.had_taps.append(hidden is not None)
+        return DraftBlock(wants_taps=len(self.had_taps) % 3 == 0)
 
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 97, 93] * 3 + [3, 14, 15]
@@ -140,6 +161,18 @@ def test_output_is_that_of_a_cold_run_without_a_cache(
     assert rounds[-1].finish == "length"
     assert all(round_.finish is None for round_ in rounds[:-1])
     assert_kv_is_of(target, session.kv, session.token_ids, tolerance=1e-10)
+    session.close()
+
+
+def test_a_forward_has_taps_where_the_drafter_wants_them(
+    target: DenseTransformer, answers: dict[str, list[int]]
+) -> None:
+    drafter = SleepyDrafter()
+    limits = StopRules(frozenset(), 8)
+    session, _ = run(target, drafter, make_sampler(SAMPLINGS["greedy"]), limits)
+    assert session.token_ids == PROMPT + answers["greedy"][:8]
+    # the prompt's last chunk has them, then every third of the seven forwards
+    assert drafter.had_taps == [True, False, False, True, False, False, True]
     session.close()
 
 

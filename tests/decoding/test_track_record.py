@@ -161,3 +161,32 @@ def test_a_copy_learns_for_itself() -> None:
     assert record.counts.trials[CELL] == 0.0
     record.see([9], engine)
     assert copy.counts.hits[CELL] == 1.0
+
+
+def test_an_asking_that_took_longer_is_paid_for_and_slept_off() -> None:
+    record = TrackRecord()
+    assert record.settle(0, PLAIN_S, 0.05, 0.0)
+    held_s = record.asking_s
+    record.book(0.25)
+    assert record.asking_s == pytest.approx(held_s - 0.2)
+    # the share of the rounds until then pays for the next one
+    earned_s = (record.wakes_at - 0) * ASKING_SHARE * PLAIN_S
+    assert record.asking_s + earned_s == pytest.approx(0.25, abs=ASKING_SHARE * PLAIN_S)
+
+
+def test_the_purse_pays_the_rest_of_what_it_paid_for() -> None:
+    record = TrackRecord()
+    assert record.settle(0, PLAIN_S, 0.5, 3.0)  # more than its own balance holds
+    held_s = record.purse.stake_s
+    record.book(0.75)
+    assert record.purse.stake_s == pytest.approx(held_s - 0.25)
+
+
+def test_only_an_accepted_token_that_was_in_the_forward_earns() -> None:
+    record, engine = watched([1, 2, 3]), AcceptanceCounts.of_engine()
+    record.stake(2, 0.0)
+    assert record.see([1], engine)
+    assert record.is_watching
+    assert record.see([2], engine)
+    assert not record.see([3], engine)
+    assert not record.is_watching
