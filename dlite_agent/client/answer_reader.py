@@ -23,7 +23,7 @@ from dlite_agent.client.remote_errors import error_of
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 
-__all__ = ["AnswerReader"]
+__all__ = ["AnswerReader", "turn_stats"]
 
 _DONE = "[DONE]"
 _NO_ID = -1
@@ -124,7 +124,7 @@ class _Choice:
         return Generation(
             message=Message("assistant", self.content, self.reasoning or None, calls),
             finish_reason=reason,
-            stats=_stats(self.figures),
+            stats=turn_stats(self.figures),
             token_ids=self.token_ids,
             prompt_token_ids=prompt_token_ids,
             unparsed=unparsed,
@@ -150,8 +150,8 @@ class _Choice:
                 yield ToolCallDelta(index, arguments)
 
 
-def _stats(figures: Mapping[str, Any]) -> TurnStats:
-    """The figures that this version knows; a newer server may send more."""
+def turn_stats(figures: Mapping[str, Any]) -> TurnStats:
+    """Stats from JSON: those that this version knows; a newer server may send more."""
     known = {field.name for field in fields(TurnStats)}
     given = {name: value for name, value in figures.items() if name in known}
     for name in ("replayed", "notes"):

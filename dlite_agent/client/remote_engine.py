@@ -15,6 +15,7 @@ from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
 from dlite_agent.client.answer_reader import AnswerReader
 from dlite_agent.client.remote_errors import pause_s, transport_errors
+from dlite_agent.client.remote_sessions import RemoteSessions
 from dlite_agent.client.wire import chat_body, message_body, tool_body
 from dlite_agent.errors import CapacityError, ModelNotFoundError, RequestError
 from dlite_agent.outputs import Generation, GenerationChunk
@@ -149,12 +150,20 @@ class RemoteEngine:
         }
         return int(self._ask("POST", "/tokenize", json=body)["count"])
 
+    def sessions(self, tenant: str = "") -> RemoteSessions:
+        """A tenant's sessions on the server: list, pin, fork, save, load, delete, explain."""
+        return RemoteSessions(self._ask, tenant)
+
     def close(self) -> None:
         """Close the connections; turns that run on them end. The server goes on. Idempotent."""
         self._finalizer()
 
     def _call(self, request: ChatRequest) -> JSONObject:
         """What httpx is to send for a turn."""
+        if request.prompt is not None:
+            raise RequestError(
+                "prompt is set, and RemoteEngine sends messages; send it to /v1/completions"
+            )
         call: JSONObject = {
             "method": "POST",
             "url": "/v1/chat/completions",

@@ -19,12 +19,13 @@ from dlite_agent import errors
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.delta_merge import merge_deltas
 from dlite_agent.chat.messages import Message, TextDelta, ToolCall, ToolSpec
+from dlite_agent.chat.miss import Miss
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
-from dlite_agent.client.answer_reader import AnswerReader
+from dlite_agent.client.answer_reader import AnswerReader, turn_stats
 from dlite_agent.client.remote_engine import RemoteEngine
 from dlite_agent.client.remote_errors import pause_s
 from dlite_agent.config import SamplingParams
-from dlite_agent.outputs import GenerationChunk
+from dlite_agent.outputs import Generation, GenerationChunk, TurnStats, turn_figures
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import live_server
@@ -172,11 +173,11 @@ def test_a_key_and_a_model_that_are_wrong_are_named() -> None:
 def test_no_server_is_an_error_that_says_what_to_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with (
-        RemoteEngine(f"http://127.0.0.1:{port}") as engine,
-        pytest.raises(errors.CapacityError, match="dlite-agent serve"),
-    ):
-        engine.generate(ASK)
+    with RemoteEngine(f"http://127.0.0.1:{port}") as engine:
+        with pytest.raises(errors.CapacityError, match="dlite-agent serve"):
+            engine.generate(ASK)
+        with pytest.raises(errors.RequestError, match="send it to /v1/completions"):
+            engine.generate(ChatRequest((), prompt="Once"))
 
 
 def test_closing_a_stream_ends_the_turn_on_the_server() -> None:
@@ -269,3 +270,12 @@ def test_a_stream_that_breaks_off_is_an_error() -> None:
         ):
             engine.generate(ASK)
         thread.join(60)
+
+
+def test_a_turns_figures_come_back_as_they_were() -> None:
+    miss = Miss("message_edited", 3, 120, "was", "now", "send it back", ("ids renamed",))
+    stats = TurnStats(
+        "s1", prompt_tokens=9, drafted_by={"suffix": 3}, replayed=("generated",), miss=miss
+    )
+    answer = Generation(Message("assistant", "Yes."), "stop", stats)
+    assert turn_stats({**turn_figures(answer), "of_a_newer_server": 1}) == stats
