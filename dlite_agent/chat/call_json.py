@@ -8,12 +8,13 @@ decided once, at the end, by `json.loads`.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 
 from dlite_agent.chat.markers import CALL, CALL_END
 from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolCall, UnparsedToolCall, is_too_deep
 
-__all__ = ["CallScanner", "arguments_from_json", "quoted"]
+__all__ = ["CallScanner", "arguments_from_json", "finite", "quoted"]
 
 _WHITESPACE = " \t\n\r"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -277,7 +278,9 @@ def arguments_from_json(text: str) -> JSON:
         ValueError: It is no JSON, or no file or template could hold it.
         RecursionError: It is nested too deep to be read.
     """
-    arguments = _loads(text)
+    arguments: JSON = json.loads(
+        text, strict=False, parse_constant=_refuse_constant, parse_float=finite
+    )
     _check_encodable(arguments)
     _check_depth(arguments)
     return arguments
@@ -291,6 +294,11 @@ def quoted(text: str) -> str:
 def _loads(text: str) -> JSON:
     value: JSON = json.loads(text, strict=False, parse_constant=_refuse_constant)
     return value
+
+
+def finite(text: str) -> float:
+    """The nearest number to a decimal fraction: 1e400 is the largest there is, not infinity."""
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
 def _refuse_constant(name: str) -> JSON:

@@ -6,10 +6,11 @@ looked at and taken back within one call, so that nothing has to be rolled back 
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -33,9 +34,12 @@ _CLOSING_MARGIN = 64
 """Tokens that an ending may grow by between two looks at it."""
 _MAX_COMPILED = 64
 _HOST = torch.device("cpu")
-# What ends a value, a container or a parameter, tried in this order on the way to an end, behind
-# the control tokens that end a thought or a call.
-_CLOSERS = ("\n</parameter>\n", '"', "}", "]")
+_STEP = 0x9E3779B1  # spreads consecutive numbers
+# What ends something on the way to an end, tried in this order behind the control tokens that end a
+# thought or a call: inside text, where a letter may stand, and between values.
+_LETTER = "x"
+_TEXT_ENDS = ("\n</parameter>\n", '"')
+_VALUE_ENDS = ("}", "]", ",", '"')
 
 
 class TokenTable:
@@ -81,7 +85,11 @@ class _Vocabulary:
         stop_ids: Ids that end a turn where its grammar accepts.
         stop_id: The usual one.
         call_id: Opens a call, if it is a token.
-        closers: Token sequences that end something, best first.
+        encode: Text to ordinary ids.
+        ends: Control tokens that end something.
+        letter: A letter.
+        text_ends: Token sequences that end text.
+        value_ends: Token sequences that end a value or a container.
     """
 
     vocab_size: int
@@ -89,7 +97,11 @@ class _Vocabulary:
     stop_ids: frozenset[int]
     stop_id: int
     call_id: int | None
-    closers: tuple[tuple[int, ...], ...]
+    encode: Callable[[str], Sequence[int]]
+    ends: tuple[tuple[int, ...], ...]
+    letter: tuple[int, ...]
+    text_ends: tuple[tuple[int, ...], ...]
+    value_ends: tuple[tuple[int, ...], ...]
 
 
 class GrammarCompiler:
@@ -105,21 +117,30 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(TokenizerWrapper(table), eos_token=table.stop_ids)
         stop_ids = frozenset(table.stop_ids)
         ends = [i for i in table.special_token_ids if table.tokens[i].startswith(b"</")]
-        closers = (*((i,) for i in ends), *(tuple(table.encode(text)) for text in _CLOSERS))
         self._vocabulary = _Vocabulary(
             vocab_size,
             self._tokenizer.vocab_size,
             stop_ids,
             table.eos_token_id,
             table.call_id,
-            closers,
+            table.encode,
+            tuple((i,) for i in ends),
+            tuple(table.encode(_LETTER)),
+            tuple(tuple(table.encode(text)) for text in _TEXT_ENDS),
+            tuple(tuple(table.encode(text)) for text in _VALUE_ENDS),
         )
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
         logger.debug(
             "grammar vocabulary tokens=%d s=%.2f", len(table.tokens), time.perf_counter() - began_s
         )
 
-    def compile(self, grammar: str, tenant: str = "", closing: Closing = "never") -> Constraint:
+    def compile(
+        self,
+        grammar: str,
+        tenant: str = "",
+        closing: Closing = "never",
+        examples: Sequence[str] = (),
+    ) -> Constraint:
         """A constraint at the grammar's start; compiled grammars are kept, for each tenant alone.
 
         Args:
@@ -127,6 +148,7 @@ class GrammarCompiler:
             tenant: Whose grammar it is.
             closing: What is closed before its tokens run out: `"answers"`: a turn that holds no
                 call yet; `"all"`: calls as well, whose strings may then be cut short; `"never"`.
+            examples: Texts that end where strings of the grammar may, to find an end by.
 
         Raises:
             RequestError: The grammar holds a schema that cannot be enforced, that nothing
@@ -141,15 +163,16 @@ class GrammarCompiler:
                     f"a schema of the request cannot be enforced: {_reason(matcher.get_error())}; "
                     "simplify it, or send it with strict=false"
                 )
-            self._check_satisfiable(matcher)
+            self._check_satisfiable(matcher, examples)
             self._compiled[key] = matcher
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
-        return Constraint(matcher.deep_copy(), self._vocabulary, closing)
+        return Constraint(matcher.deep_copy(), self._vocabulary, closing, examples)
 
-    def _check_satisfiable(self, matcher: LLMatcher) -> None:
-        if Constraint(matcher.deep_copy(), self._vocabulary).ending(_MAX_ENDING) is None:
+    def _check_satisfiable(self, matcher: LLMatcher, examples: Sequence[str]) -> None:
+        constraint = Constraint(matcher.deep_copy(), self._vocabulary, "never", examples)
+        if constraint.ending(_MAX_ENDING) is None:
             raise RequestError(
                 "a schema of the request has no answer of fewer than "
                 f"{_MAX_ENDING} tokens; a definition that needs itself has none at all: make the "
@@ -164,12 +187,18 @@ class Constraint:
         matcher: At the turn's start; owned.
         vocabulary: The target's.
         closing: See `GrammarCompiler.compile`.
+        examples: See `GrammarCompiler.compile`.
     """
 
     def __init__(
-        self, matcher: LLMatcher, vocabulary: _Vocabulary, closing: Closing = "never"
+        self,
+        matcher: LLMatcher,
+        vocabulary: _Vocabulary,
+        closing: Closing = "never",
+        examples: Sequence[str] = (),
     ) -> None:
         self._matcher = matcher
+        self._examples = examples
         self._vocabulary = vocabulary
         self._closing = closing
         self._next_look: int | None = None
@@ -255,11 +284,11 @@ class Constraint:
     def ending(self, max_tokens: int) -> tuple[int, ...] | None:
         """A short way to where the grammar accepts, at most `max_tokens`; None if none was found.
 
-        Takes what is forced, else what closes most, else the first token that is allowed.
+        Takes what is forced, else what closes most, else the end of an example, else anything.
         """
         matcher, ending = self._matcher, list[int]()
         while not matcher.is_accepting():
-            step = self._step_to_end(max_tokens - len(ending))
+            step = self._step_to_end(max_tokens - len(ending), len(ending))
             if not step or not matcher.consume_tokens(step):
                 break
             ending += step
@@ -267,18 +296,41 @@ class Constraint:
         matcher.rollback(len(ending))
         return tuple(ending) if is_over else None
 
-    def _step_to_end(self, room: int) -> list[int]:
+    def _step_to_end(self, room: int, num_taken: int) -> list[int]:
         forced = self._matcher.compute_ff_tokens()
         if forced:
             return forced if len(forced) <= room else []
-        for closer in self._vocabulary.closers:
-            if len(closer) <= room and self._matcher.validate_tokens(list(closer)) == len(closer):
+        for closer in self._closers():
+            if len(closer) <= room and self._allows(closer):
                 return list(closer)
+        if room < len(self._vocabulary.letter):
+            return []
+        if not self._examples and self._allows(self._vocabulary.letter):
+            return list(self._vocabulary.letter)
+        # Not always the first: it may lead nowhere, as zeros do in a number above zero.
         allowed = self.masks(()).row(0).ids(_HOST)
-        return [int(allowed[0])] if room > 0 and len(allowed) else []
+        return [int(allowed[num_taken * _STEP % len(allowed)])]
+
+    def _closers(self) -> Iterator[tuple[int, ...]]:
+        vocabulary = self._vocabulary
+        yield from vocabulary.ends
+        is_text = self._allows(vocabulary.letter)
+        yield from vocabulary.text_ends if is_text else vocabulary.value_ends
+        for text in self._examples:
+            in_json = json.dumps(text, ensure_ascii=False)[1:]
+            for start in range(len(text)):
+                yield tuple(vocabulary.encode(in_json[start - len(text) - 1 :]))
+                yield tuple(vocabulary.encode(text[start:] + _TEXT_ENDS[0]))
+        if not is_text:
+            yield vocabulary.text_ends[0]
+
+    def _allows(self, token_ids: Sequence[int]) -> bool:
+        return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
 
 
 def _reason(error: str) -> str:
-    """The first line of llguidance's report, without where in its own text it was."""
-    first = error.strip().splitlines()[0]
-    return first.partition("failed to compile JSON schema: ")[2] or first
+    """What llguidance found, without where in its own text it was."""
+    lines = error.strip().splitlines()
+    first = lines[0].partition("failed to compile JSON schema: ")[2] or lines[0]
+    causes = [line for line in lines if line.startswith("error: ")]
+    return f"{first} {causes[0]}" if causes and first.endswith(":") else first

@@ -8,6 +8,7 @@ from typing import Literal
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.markers import CALL, THINK_END
+from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
@@ -59,7 +60,10 @@ class TurnGrammars:
         closing: Closing = "never" if rules.answer is None else "answers"
         if rules.closes_calls:
             closing = "all"
-        return self._compiler.compile(grammar, request.tenant, closing)
+        answer = None if rules.answer is None else rules.answer.schema
+        schemas = (answer, *(tool.parameters for tool in request.tools))
+        texts = tuple(dict.fromkeys(text for schema in schemas for text in examples(schema)))
+        return self._compiler.compile(grammar, request.tenant, closing, texts)
 
     def _thought(self, prompt: RenderedPrompt) -> Literal["open", "optional", "none"]:
         if prompt.starts_in_reasoning:

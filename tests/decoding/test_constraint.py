@@ -14,6 +14,7 @@ import torch
 from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
+from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.stream_parser import StreamParser
 from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
@@ -62,10 +63,11 @@ def start(compiler: GrammarCompiler) -> Start:
         calls: CallForm = "json",
         thought: str = "optional",
         closing: Closing = "never",
+        examples: Sequence[str] = (),
     ) -> Constraint:
         grammar = turn_grammar(rules, tools, TurnForm(IDS, calls, thought))  # type: ignore[arg-type]
         assert grammar is not None
-        return compiler.compile(grammar, closing=closing)
+        return compiler.compile(grammar, closing=closing, examples=examples)
 
     return start
 
@@ -242,6 +244,7 @@ def test_a_token_that_breaks_the_grammar_is_our_own_fault(start: Start) -> None:
         ({"enum": []}, "Unsatisfiable"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
         ({"not": {"type": "string"}}, "not"),
+        ({"type": "string", "pattern": "(?=a)b"}, "regex parse error: .*look-around"),
         ({"$ref": "#/$defs/gone"}, "gone"),
         ({"type": "array", "items": {"type": "null"}, "minItems": 9000}, "2048"),
         (
@@ -264,6 +267,38 @@ def test_a_schema_that_cannot_be_met_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=why):
         start(OutputRules(answer=AnswerFormat(schema)), ())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": r"\.py$"},
+        {"type": "string", "pattern": r"^[^/]+/[^/]+$"},
+        {"type": "string", "pattern": "[A-Z]"},
+        {"type": "string", "format": "email"},
+        {"type": "string", "format": "uri"},
+        {"type": "string", "format": "duration"},
+        {"type": "string", "minLength": 30},
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+        {"type": "number", "multipleOf": 7, "minimum": 1000},
+        {"type": "object", "properties": {"next": {"$ref": "#"}}},
+        {"type": "array", "items": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}, "minItems": 1},
+    ],
+)
+def test_an_end_is_found_from_anywhere(start: Start, schema: dict[str, JSON]) -> None:
+    rules = OutputRules(answer=AnswerFormat({**schema, "title": "T"}))
+    constraint = start(rules, (), thought="none", examples=tuple(examples(schema)))
+    rng = random.Random(0)
+    turn: list[int] = []
+    for _ in range(12):
+        ending = constraint.ending(100)
+        assert ending is not None
+        jsonschema.validate(json.loads(TOKENIZER.decode([*turn, *ending])), schema)
+        ids = [i for i in allowed(constraint.masks(())) if i < 127]
+        if not ids:
+            break
+        turn.append(rng.choice(ids))
+        constraint.advance(turn[-1:])
 
 
 def test_a_keyword_that_cannot_be_enforced_is_left_out_unless_strict(start: Start) -> None:
