@@ -47,11 +47,15 @@ def tenant_of(headers: Headers, body: Mapping[str, Any], settings: ServerSetting
     """Whose request it is: of a key, in it of a header that the server trusts, in it of a salt.
 
     Raises:
-        StatusError: See `check_key`.
+        StatusError: See `check_key`; or 400, the salt is no text.
     """
     key = check_key(headers, settings)
+    salt = body.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        message = f"cache_salt is {salt!r:.200}; use a text"
+        raise StatusError(400, message, "invalid_value", param="cache_salt")
     named = headers.get(settings.tenant_header, "") if settings.tenant_header else ""
-    return tenant_name((key, named, body.get("cache_salt") or ""))
+    return tenant_name((key, named, salt))
 
 
 def session_hint(headers: Headers, body: Mapping[str, Any]) -> str | None:

@@ -49,8 +49,8 @@ async def answer_completion(service: ServingService, http: Request) -> Response:
 
 def _request(body: CompletionBody, tenant: str, hint: str | None) -> ChatRequest:
     given: JSONObject = body.model_dump(exclude_none=True)
-    for name in ("echo", "suffix", "best_of"):
-        if given.get(name) not in (None, False, 1):
+    for name, default in (("echo", False), ("suffix", ""), ("best_of", given.get("n", 1))):
+        if given.get(name, default) != default:
             raise UnsupportedParameterError(f"{name} is {given[name]!r}; leave it out")
     num_logprobs = given.pop("logprobs", None)
     sampling = sampling_from_openai({"max_tokens": _DEFAULT_TOKENS, **given})

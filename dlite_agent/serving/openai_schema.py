@@ -6,9 +6,9 @@ know. What a field means is decided by `dlite_agent.chat`.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 __all__ = [
     "ChatBody",
@@ -22,6 +22,46 @@ __all__ = [
 ]
 
 JSONObject = dict[str, Any]
+
+_ROLES = ["system", "developer", "user", "assistant", "tool"]
+# What is described is what a client should send; what is read is more (`chat.openai_format`).
+MessageObject = Annotated[
+    JSONObject,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "role": {"enum": _ROLES},
+                "content": {"anyOf": [{"type": "string"}, {"type": "array"}, {"type": "null"}]},
+                "reasoning_content": {"type": "string"},
+                "tool_calls": {"type": "array", "items": {"type": "object"}},
+                "tool_call_id": {"type": "string"},
+            },
+            "required": ["role"],
+        }
+    ),
+]
+ToolObject = Annotated[
+    JSONObject,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {
+                "type": {"const": "function"},
+                "function": {
+                    "type": "object",
+                    "properties": {
+                        "name": {"type": "string"},
+                        "description": {"type": "string"},
+                        "parameters": {"type": "object"},
+                    },
+                    "required": ["name"],
+                },
+            },
+            "required": ["type", "function"],
+        }
+    ),
+]
 
 
 class StreamOptions(BaseModel):
@@ -83,8 +123,8 @@ class SamplingBody(BaseModel):
 class ChatBody(SamplingBody):
     """Body of `/v1/chat/completions`."""
 
-    messages: list[JSONObject]
-    tools: list[JSONObject] | None = None
+    messages: list[MessageObject] = Field(min_length=1)
+    tools: list[ToolObject] | None = None
     tool_choice: str | JSONObject | None = None
     parallel_tool_calls: bool | None = None
     response_format: JSONObject | None = None
@@ -112,8 +152,8 @@ class TokenizeBody(BaseModel):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[JSONObject] | None = None
-    tools: list[JSONObject] | None = None
+    messages: list[MessageObject] | None = None
+    tools: list[ToolObject] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: JSONObject | None = None
     cache_salt: str | None = None

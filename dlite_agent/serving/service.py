@@ -49,7 +49,7 @@ class ServingService:
         """Called when the model cannot be loaded."""
         self.on_ready: Callable[[], None] = lambda: None
         """Called when it is loaded."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.last_turns = LastTurns()
         self.metrics = ServerMetrics(
             settings.metrics_prefix,
@@ -77,7 +77,7 @@ class ServingService:
 
     def start_loading(self) -> None:
         """Load the model in a thread, which nobody waits for at the end."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         threading.Thread(target=self._load, name="dlite loading", daemon=True).start()
 
     def check_ready(self) -> int:
@@ -171,8 +171,8 @@ class ServingService:
 
     def cancel_turns_soon(self) -> None:
         """End all turns with an error; from any thread, and from a signal's handler."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._cancel_turns)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._cancel_turns)
 
     def _cancel_turns(self) -> None:
         for turn in tuple(self._turns):
@@ -185,9 +185,9 @@ class ServingService:
             max_context = self.backend.max_context
         except Exception as raised:  # noqa: BLE001  # who started the server raises it
             error = raised
-        assert self._loop is not None
+        assert self.loop is not None
         with suppress(RuntimeError):  # the server ended meanwhile
-            self._loop.call_soon_threadsafe(self._note_loaded, max_context, error)
+            self.loop.call_soon_threadsafe(self._note_loaded, max_context, error)
 
     def _note_loaded(self, max_context: int | None, error: Exception | None) -> None:
         self.max_context, self.load_error = max_context, error

@@ -32,6 +32,11 @@ class LiveServer:
     backend: ChatBackend
     service: ServingService
 
+    def stop(self) -> None:
+        """Begin a stop as a signal does; connections that are open stay so."""
+        assert self.service.loop is not None
+        self.service.loop.call_soon_threadsafe(self.service.stop)
+
     @property
     def base_url(self) -> str:
         """For clients that want OpenAI's."""
