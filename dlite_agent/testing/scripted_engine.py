@@ -42,7 +42,8 @@ class ScriptedEngine:
         round_s: Seconds that each round takes.
 
     Attributes:
-        requests: Every request, in order.
+        requests: Every request that takes a turn, in order.
+        partial_requests: Those whose last message still grew; they take no turn of the script.
         num_cancelled: Turns that were closed or cancelled before their end.
     """
 
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.model_name = model_name
         self.max_context = max_context
         self.requests: list[ChatRequest] = []
+        self.partial_requests: list[ChatRequest] = []
         self.num_cancelled = 0
         self._turns = list(turns)
         self._tokens_per_round = tokens_per_round
@@ -69,7 +71,7 @@ class ScriptedEngine:
 
     def stream(self, request: ChatRequest) -> Generator[GenerationChunk, None, None]:
         """Play the next turn; of several choices, one turn each, one after the other."""
-        for index in range(request.num_choices):
+        for index in range(self._num_turns(request)):
             is_finished = False
             try:
                 for chunk in self._play(request):
@@ -81,7 +83,7 @@ class ScriptedEngine:
 
     async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
         """`stream` for asyncio; the event loop runs between rounds."""
-        for index in range(request.num_choices):
+        for index in range(self._num_turns(request)):
             is_finished = False
             try:
                 for chunk in self._play(request):
@@ -123,6 +125,12 @@ class ScriptedEngine:
         ]
         rendered = [message_to_openai(message) for message in messages]
         return self._tokenizer.apply_template(rendered, listed or None, False)
+
+    def _num_turns(self, request: ChatRequest) -> int:
+        if request.is_partial:
+            self.partial_requests.append(request)
+            return 0
+        return request.num_choices
 
     def _play(self, request: ChatRequest) -> Iterator[GenerationChunk]:
         text, stats = self._begin(request)
