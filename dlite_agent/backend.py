@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
+from dlite_agent.chat.field_types import check_fields, make_tuple
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
 from dlite_agent.config import HistoryMode, SamplingParams
-from dlite_agent.errors import RequestError
 from dlite_agent.outputs import Generation, GenerationChunk
 
 __all__ = ["ChatBackend", "ChatRequest"]
@@ -62,16 +62,17 @@ class ChatRequest:
             "tenant": (isinstance(self.tenant, str), "a text"),
             "template_kwargs": (isinstance(self.template_kwargs, Mapping), "a mapping"),
             "history": (self.history in modes, f"one of {modes!r}"),
-            "stop": (isinstance(self.stop, tuple | list), "a tuple of texts"),
             "output": (isinstance(self.output, OutputRules), "OutputRules"),
             "sampling": (isinstance(self.sampling, SamplingParams), "SamplingParams"),
+            "is_partial": (isinstance(self.is_partial, bool), "True or False"),
             "num_choices": (type(self.num_choices) is int, "a whole number"),
             "prompt": (isinstance(self.prompt, str | tuple | None), "a text or a tuple of ids"),
             "when_full": (self.when_full in ("error", "wait"), "'error' or 'wait'"),
         }
-        for name, (is_right, advice) in checks.items():
-            if not is_right:
-                raise RequestError(f"{name} is {getattr(self, name)!r}; use {advice}")
+        check_fields(self, checks)
+        make_tuple(self, "messages", Message, "a tuple of Message")
+        make_tuple(self, "tools", ToolSpec, "a tuple of ToolSpec")
+        make_tuple(self, "stop", str, "a tuple of texts")
 
 
 class ChatBackend(Protocol):

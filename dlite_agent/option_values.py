@@ -23,6 +23,8 @@ __all__ = [
     "token_ids",
 ]
 
+_TOO_LARGE = 2**62  # torch counts bytes in 64 bits, with a sign
+
 
 def biases(
     value: Mapping[int, float] | tuple[tuple[int, float], ...],
@@ -90,6 +92,11 @@ def make_limits(options: object, *names: str, is_optional: bool = False) -> None
         if value is not None and value < 1:
             raise ConfigurationError(
                 f"{name} is {value!r}, but must be at least 1; leave it out for the default"
+            )
+        if value is not None and value >= _TOO_LARGE:
+            raise ConfigurationError(
+                f"{name} is {value!r}, more than any machine has; use less than {_TOO_LARGE}, or "
+                "leave it out for the default"
             )
 
 

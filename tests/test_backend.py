@@ -27,5 +27,7 @@ from dlite_agent.errors import RequestError
     ],
 )
 def test_a_wrong_field_is_named_with_its_value(field: str, value: object) -> None:
-    with pytest.raises(RequestError, match=rf"^{re.escape(f'{field} is {value!r}; use')}"):
+    with pytest.raises(
+        RequestError, match=rf"^ChatRequest.{re.escape(f'{field} is {value!r}; use')}"
+    ):
         ChatRequest((Message("user", "Hello"),), **{field: value})  # type: ignore[arg-type]  # the point of the test

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast, get_args
+
+from dlite_agent.chat.field_types import (
+    JSON_ADVICE,
+    OPTIONAL_TEXT,
+    check_fields,
+    is_json,
+    make_tuple,
+)
 
 __all__ = [
     "JSON",
@@ -17,11 +26,13 @@ __all__ = [
     "ToolCallDelta",
     "ToolSpec",
     "UnparsedToolCall",
+    "is_plain_json",
     "is_too_deep",
 ]
 
 JSON = dict[str, "JSON"] | list["JSON"] | str | int | float | bool | None
 Role = Literal["system", "user", "assistant", "tool"]
+_ROLES = get_args(Role)
 
 
 MAX_DEPTH = 100
@@ -38,7 +49,14 @@ def is_too_deep(value: JSON) -> bool:
             for inner in outer
             if isinstance(inner, dict | list | tuple)
         ]
-    return bool(containers)
+        if not containers:
+            return False
+    return True
+
+
+def is_plain_json(value: object) -> bool:
+    """Whether a value is JSON that templates can write."""
+    return is_json(value) and not is_too_deep(cast(JSON, value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +70,24 @@ class ToolCall:
         id: The id that the client must echo in the tool result; None when the client sent none.
         raw_arguments: The exact text of the arguments where it is known (streamed to clients),
             else None.
+
+    Raises:
+        RequestError: A field is of another type.
     """
 
     name: str
     arguments: JSON
     id: str | None = None
     raw_arguments: str | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "name": (isinstance(self.name, str), "a text"),
+            "arguments": (is_plain_json(self.arguments), JSON_ADVICE),
+            "id": (isinstance(self.id, str | None), OPTIONAL_TEXT),
+            "raw_arguments": (isinstance(self.raw_arguments, str | None), OPTIONAL_TEXT),
+        }
+        check_fields(self, checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +119,10 @@ class Message:
         tool_call_id: For role `tool`: the call that this answers.
         name: An optional speaker or tool name.
         turn: The handle that came with an assistant turn's metadata; no part of the prompt.
+
+    Raises:
+        RequestError: A field is of another type; `chat.openai_format.messages_from_openai` reads
+            what OpenAI's clients send.
     """
 
     role: Role
@@ -98,6 +132,18 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     turn: str | None = None
+
+    def __post_init__(self) -> None:
+        checks = {
+            "role": (self.role in _ROLES, f"one of {_ROLES!r}"),
+            "content": (isinstance(self.content, str), "a text; an empty one for none"),
+            "reasoning": (isinstance(self.reasoning, str | None), OPTIONAL_TEXT),
+            "tool_call_id": (isinstance(self.tool_call_id, str | None), OPTIONAL_TEXT),
+            "name": (isinstance(self.name, str | None), OPTIONAL_TEXT),
+            "turn": (isinstance(self.turn, str | None), OPTIONAL_TEXT),
+        }
+        check_fields(self, checks)
+        make_tuple(self, "tool_calls", ToolCall, "a tuple of ToolCall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +156,25 @@ class ToolSpec:
         parameters: JSON schema of the arguments.
         strict: Whether every call of it must fit the schema, also where the model decides to call;
             no part of the prompt.
+
+    Raises:
+        RequestError: A field is of another type.
     """
 
     name: str
     description: str = ""
     parameters: dict[str, JSON] = field(default_factory=dict)
     strict: bool = False
+
+    def __post_init__(self) -> None:
+        is_schema = isinstance(self.parameters, Mapping) and is_plain_json(self.parameters)
+        checks = {
+            "name": (isinstance(self.name, str) and bool(self.name), "a text that is not empty"),
+            "description": (isinstance(self.description, str), "a text; an empty one for none"),
+            "parameters": (is_schema, f"a mapping of {JSON_ADVICE}"),
+            "strict": (isinstance(self.strict, bool), "True or False"),
+        }
+        check_fields(self, checks)
 
 
 @dataclass(frozen=True, slots=True)

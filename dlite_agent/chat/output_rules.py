@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NoReturn, cast
+from typing import Literal, NoReturn, cast, get_args
 
-from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolSpec, is_too_deep
+from dlite_agent.chat.field_types import JSON_ADVICE, check_fields, make_tuple
+from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolSpec, is_plain_json, is_too_deep
 from dlite_agent.errors import RequestError, UnsupportedParameterError
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
 ]
 
 
+Mode = Literal["auto", "required", "none"]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """Which tools may be called.
@@ -27,10 +31,19 @@ class ToolChoice:
         mode: `"auto"`: the model decides; `"required"`: at least one call; `"none"`: no call.
         names: The tools that may be called; empty for all. The others stay in the prompt, so that
             it does not change.
+
+    Raises:
+        RequestError: A field is of another type; `tool_choice_from_openai` reads OpenAI's form.
     """
 
-    mode: Literal["auto", "required", "none"] = "auto"
+    mode: Mode = "auto"
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        modes = get_args(Mode)
+        advice = f"one of {modes!r}, and names for a tool's name"
+        check_fields(self, {"mode": (self.mode in modes, advice)})
+        make_tuple(self, "names", str, "a tuple of names, also for a single one")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +53,21 @@ class AnswerFormat:
     Attributes:
         schema: JSON schema of the answer; None: any object.
         strict: Whether a keyword that cannot be enforced is an error; else it is not looked at.
+
+    Raises:
+        RequestError: A field is of another type.
     """
 
     schema: Mapping[str, JSON] | None = None
     strict: bool = True
+
+    def __post_init__(self) -> None:
+        is_schema = isinstance(self.schema, Mapping | None) and is_plain_json(self.schema)
+        checks = {
+            "schema": (is_schema, f"None or a mapping of {JSON_ADVICE}"),
+            "strict": (isinstance(self.strict, bool), "True or False"),
+        }
+        check_fields(self, checks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +81,24 @@ class OutputRules:
             text in this form.
         closes_calls: Whether a call whose tokens run out is closed as well, its strings cut short:
             for answers that travel as calls, never for tools that do something.
+
+    Raises:
+        RequestError: A field is of another type.
     """
 
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     answer: AnswerFormat | None = None
     closes_calls: bool = False
+
+    def __post_init__(self) -> None:
+        checks = {
+            "tool_choice": (isinstance(self.tool_choice, ToolChoice), "a ToolChoice"),
+            "parallel_tool_calls": (isinstance(self.parallel_tool_calls, bool), "True or False"),
+            "answer": (isinstance(self.answer, AnswerFormat | None), "an AnswerFormat or None"),
+            "closes_calls": (isinstance(self.closes_calls, bool), "True or False"),
+        }
+        check_fields(self, checks)
 
     def allowed(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """The tools that may be called.
