@@ -190,4 +190,17 @@ def _add_error_answers(app: FastAPI) -> None:
 def _body(model: type[BaseModel]) -> JSONObject:
     """OpenAPI's words for a body that the endpoint reads itself."""
     schema = model.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inlined(schema: Any, definitions: JSONObject) -> Any:
+    """A schema with what it refers to in place: its references mean nothing inside another file."""
+    if isinstance(schema, list):
+        return [_inlined(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = schema.get("$ref", "")
+    if named:
+        return _inlined(definitions[named.removeprefix("#/$defs/")], definitions)
+    return {name: _inlined(item, definitions) for name, item in schema.items()}
