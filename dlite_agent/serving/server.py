@@ -22,6 +22,7 @@ __all__ = ["open_listener", "serve", "serving"]
 _KEEP_ALIVE_S = 75
 _CANCEL_S = 5.0  # for cancelled turns to end
 _BACKLOG = 2048
+_MAX_PORT = 65_535
 
 
 def open_listener(host: str, port: int) -> socket.socket:
@@ -34,10 +35,12 @@ def open_listener(host: str, port: int) -> socket.socket:
     Raises:
         ConfigurationError: It cannot be had.
     """
+    if not 0 <= port <= _MAX_PORT:
+        raise ConfigurationError(f"port is {port!r}; use 0 to {_MAX_PORT}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigurationError(
             f"port {port!r} of {host!r} cannot be opened: {error}; name another --host or --port"
         ) from error
