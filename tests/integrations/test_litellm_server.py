@@ -88,6 +88,7 @@ async def test_a_tool_conversation_goes_over_the_server(provider: str) -> None:
         *("user", "assistant", "tool", "assistant", "user")
     ]
     assert backend.requests[2].messages[1].tool_calls[0].arguments == {"path": "é.py"}
+    assert backend.requests[2].messages[1].reasoning == "Hm."
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
