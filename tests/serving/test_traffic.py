@@ -1,4 +1,4 @@
-"""Many clients that leave, read slowly and come back: every whole answer is right, nothing stays."""
+"""Many clients that leave, read slowly and come back: whole answers are right, nothing stays."""
 
 from __future__ import annotations
 
