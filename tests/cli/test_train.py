@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +105,17 @@ def test_capture_keeps_records_windows_and_heldout_turns(
     assert "'seed': 1" in capsys.readouterr().err
 
 
+def test_capture_that_was_given_no_time_goes_on(folder: Path) -> None:
+    recipe, work = str(folder / "recipe.yaml"), folder / "short"
+    arguments = ["train", "capture", recipe, f"work={work}"]
+    assert main([*arguments, "--minutes", "0"]) == 0
+    assert len(list(work.glob("records-*"))) == 1  # one turn, in a shard of its own
+    assert main(arguments) == 0
+    whole, again = load_records(folder / "work"), load_records(work)
+    assert torch.equal(whole.next_ids, again.next_ids)
+    assert torch.equal(whole.left, again.left)
+
+
 def test_both_stages_and_the_served_figures(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +128,8 @@ def test_both_stages_and_the_served_figures(
     figures = json.loads(capsys.readouterr().out)
     assert figures["trained"]["num_tokens"] == figures["served"]["num_tokens"]
     assert figures["cause"] == ""
+    assert 0.0 <= figures["bigram"] <= 1.0
+    assert len(figures["by_position"]) == 7
     assert main(["train", "eval", recipe, "capture.enable_thinking=true"]) == 2
     assert "mode: the records were captured with enable_thinking=False" in capsys.readouterr().err
 
@@ -129,6 +144,30 @@ def test_target_may_work_beside_the_student(folder: Path, tmp_path: Path) -> Non
     pools = json.loads((tmp_path / "work" / "align" / "pools.json").read_text())
     assert len(pools) == 5  # four steps of 16, pools of 12 records
     assert pools[1] != pools[0]
+
+
+@pytest.mark.soak  # three processes that load nano, two of them together
+def test_two_processes_train_as_one_does(folder: Path, tmp_path: Path) -> None:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    curves: dict[str, list[dict[str, object]]] = {}
+    for name, start in (("one", []), ("two", launcher)):
+        work = tmp_path / name
+        shutil.copytree(folder / "work", work, ignore=shutil.ignore_patterns("align", "teacher"))
+        changed = [f"work={work}", f"out={tmp_path / name / 'out'}", "teacher=null"]
+        changed += ["align.device=auto", "align.autocast=false"]
+        changed += ["align.log_every_s=0", "align.save_every_s=0"]
+        command = ["dlite_agent.cli.main", "train", "align", str(folder / "recipe.yaml"), *changed]
+        for end in (["--minutes", "0"], []):
+            subprocess.run(
+                [sys.executable, "-m", *start, *command, *end], check=True, env=environment
+            )
+        lines = (work / "align" / "curve.jsonl").read_text().splitlines()
+        curves[name] = [json.loads(line) for line in lines]
+    for one, two in zip(curves["one"], curves["two"], strict=True):
+        assert one["step"] == two["step"]
+        (kind,) = {"loss", "heldout_tau"} & set(one)
+        assert two[kind] == pytest.approx(one[kind], rel=1e-4)
 
 
 def test_capture_that_does_not_fit_the_disk_is_refused(
