@@ -85,11 +85,11 @@ class LiveSource:
         self._pool: tuple[int, Source] | None = None
 
     def parts(self, step: int, share: tuple[int, int]) -> list[Part]:
-        """See `Source.parts`; every process captures the whole pool."""
+        """See `Source.parts`; every process captures the whole pool, and the first notes where."""
         number = step // self._steps
         if self._pool is None or self._pool[0] != number:
             self._pool = None  # makes room first
-            self._pool = number, self._fill(number)
+            self._pool = number, self._fill(number, is_main=share[0] == 0)
         return self._pool[1].parts(step - number * self._steps, share)
 
     def common_ids(self, count: int) -> Tensor:
@@ -99,7 +99,7 @@ class LiveSource:
             "known of the answers before they are there; use capture.store=disk or max_vocab=0"
         )
 
-    def _fill(self, number: int) -> Source:
+    def _fill(self, number: int, *, is_main: bool) -> Source:
         """Capture a pool, and note where the next one begins."""
         saved = dict(self._places[number])
         num_round, place = saved.pop("round"), CapturePlace(**saved)
@@ -123,7 +123,8 @@ class LiveSource:
                 )
         if number + 1 == len(self._places):
             self._places.append(asdict(place) | {"round": num_round})
-            write_json(self._path, self._places)
+            if is_main:
+                write_json(self._path, self._places)
         if self._kind == "windows":
             return StoredWindows(Windows.of(kept), self._options, self._block_size)
         return StoredRecords(Records.join(kept), self._options, self._block_size)
