@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
+from dlite_agent.chat.call_json import finite
 from dlite_agent.chat.messages import JSON
 
-__all__ = ["choices", "is_text", "resolved", "value_from_text"]
+__all__ = ["choices", "is_text", "resolved", "text_schemas", "value_from_text"]
 
 _UNIONS = ("anyOf", "oneOf")
 _MAX_REFERENCES = 16
@@ -29,16 +30,23 @@ _ESCAPE = re.compile(r'\\.|"')
 
 
 def resolved(schema: JSON, root: Mapping[str, JSON]) -> dict[str, JSON]:
-    """The schema that a local `$ref` names, with the keywords beside it; anything else as it is."""
+    """The schema that a local `$ref` names, or an `allOf` of one, with the keywords beside it.
+
+    Anything else is returned as it is.
+    """
     found = schema if isinstance(schema, dict) else {}
     for _ in range(_MAX_REFERENCES):
-        reference = found.get("$ref")
-        if not isinstance(reference, str) or not reference.startswith("#/"):
+        reference, parts = found.get("$ref"), found.get("allOf")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            target: JSON = dict(root)
+            for part in reference[2:].split("/"):
+                target = target.get(part) if isinstance(target, dict) else None
+            key = "$ref"
+        elif isinstance(parts, list) and len(parts) == 1:
+            target, key = parts[0], "allOf"
+        else:
             break
-        target: JSON = dict(root)
-        for part in reference[2:].split("/"):
-            target = target.get(part) if isinstance(target, dict) else None
-        beside = {key: value for key, value in found.items() if key != "$ref"}
+        beside = {name: value for name, value in found.items() if name != key}
         found = {**(target if isinstance(target, dict) else {}), **beside}
     return found
 
@@ -55,6 +63,17 @@ def is_text(schema: Mapping[str, JSON], root: Mapping[str, JSON]) -> bool:
     """Whether a value is plain text: a string, anything that may be one, or of unknown type."""
     types = set(_types(dict(schema), root))
     return not types or "string" in types
+
+
+def text_schemas(schema: JSON, root: Mapping[str, JSON], depth: int = 0) -> list[dict[str, JSON]]:
+    """The branches of a schema that a text may satisfy; what is of no type is one."""
+    found = resolved(schema, root)
+    if "type" not in found and choices(found) is None and depth < _MAX_REFERENCES:
+        branches = [found[union] for union in _UNIONS if isinstance(found.get(union), list)]
+        if branches:
+            listed = [branch for union in branches if isinstance(union, list) for branch in union]
+            return [text for branch in listed for text in text_schemas(branch, root, depth + 1)]
+    return [found] if is_text(found, root) else []
 
 
 def value_from_text(text: str, schema: Mapping[str, JSON], root: Mapping[str, JSON]) -> str:
@@ -77,7 +96,7 @@ def value_from_text(text: str, schema: Mapping[str, JSON], root: Mapping[str, JS
     types = set(_types(dict(schema), root))
     written = text.strip()
     try:
-        value = json.loads(written)
+        value = json.loads(written, parse_float=finite)
     except (ValueError, RecursionError):
         value, written = _from_python(written)
     kind = _TYPE_OF[type(value)]
@@ -92,7 +111,7 @@ def _from_python(text: str) -> tuple[JSON, str]:
     """Python's spelling of JSON as a value and as JSON; strict about everything else."""
     written = _LITERAL.sub(_as_json, text)
     try:
-        return json.loads(written), written
+        return json.loads(written, parse_float=finite), written
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{text!r} is not JSON") from error
 

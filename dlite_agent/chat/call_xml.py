@@ -159,8 +159,8 @@ class XmlCallScanner:
         header = _HEADER.match(text)
         if header is None:
             raise ValueError("expected <function=NAME>")
-        schema = self._schemas.get(header[1], {})
-        properties = schema.get("properties")
+        schema = dict(self._schemas.get(header[1], {}))
+        properties = resolved(schema, schema).get("properties")
         known = properties if isinstance(properties, dict) else {}
         try:
             values, after = _Body(text, known).read(header.end(), may_repair=True)

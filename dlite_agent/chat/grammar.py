@@ -15,20 +15,26 @@ Source: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md for t
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dlite_agent.chat.call_values import choices, is_text, resolved
+from dlite_agent.chat.call_values import choices, is_text, resolved, text_schemas
 from dlite_agent.chat.markers import CALL, CALL_END, THINK, THINK_END
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
+from dlite_agent.chat.patterns import whole_text
 from dlite_agent.chat.template import CallForm
+from dlite_agent.errors import RequestError
 
 __all__ = ["TurnForm", "turn_grammar"]
 
 _LINE = "\n"
 _VALUE_END = "\n</parameter>\n"
+_WITH_VALUE_END = r"/(?s:.*)\n<\/parameter>\n(?s:.*)/"
+_ANY_TEXT = r"/(.|\n)*/"
+_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _SPACING: dict[str, JSON] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -66,7 +72,8 @@ def turn_grammar(rules: OutputRules, tools: Sequence[ToolSpec], form: TurnForm) 
     vocabulary, it cannot be told from text that mentions it, and such a turn is free as well.
 
     Raises:
-        RequestError: See `OutputRules.allowed`.
+        RequestError: See `OutputRules.allowed`; or a parameter of a call in the XML form cannot be
+            written as its schema says.
     """
     allowed = rules.allowed(tools)
     is_named = rules.tool_choice.mode == "required"
@@ -148,12 +155,9 @@ class _Writer:
         self._rules.append(f'{rule}: {_literal(head)} {arguments} "}}"')
 
     def _xml_call(self, rule: str, tool: ToolSpec, schema: Mapping[str, JSON]) -> None:
-        properties = schema.get("properties")
-        required = schema.get("required")
         parts = [_literal(f"<function={tool.name}>\n")]
-        for number, (key, value) in enumerate(_mapping(properties).items()):
+        for number, (key, value, is_required) in enumerate(_parameters(tool.name, schema)):
             name = f"{rule}_{number}"
-            is_required = isinstance(required, list) and key in required
             body = self._xml_value(name, resolved(value, schema), schema, is_strict=tool.strict)
             self._rules.append(f"{name}: {_literal(f'<parameter={key}>' + _LINE)} {body}")
             parts.append(name if is_required else f"{name}?")
@@ -168,13 +172,22 @@ class _Writer:
         if known is not None:
             return f"({' | '.join(_literal(text) for text, _ in known)}) {_literal(_VALUE_END)}"
         if is_text(schema, root):
-            low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-            count = "*" if (low, high) == (0, "") else f"{{{low},{high}}}"
-            self._rules.append(rf"{rule}_text[suffix={_literal(_VALUE_END)}]: /(.|\n){count}/")
-            return f"{rule}_text"
+            return self._xml_text(rule, text_schemas(dict(schema), root), is_strict=is_strict)
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         value = self.json({**schema, **definitions}, is_strict=is_strict)
         return f"{value} {_literal(_VALUE_END)}"
+
+    def _xml_text(
+        self, rule: str, schemas: Sequence[Mapping[str, JSON]], *, is_strict: bool
+    ) -> str:
+        """A text that satisfies one of some schemas, and the first closing tag behind it."""
+        texts = [_text(schema, is_strict=is_strict) for schema in schemas]
+        body = _ANY_TEXT
+        if all(texts):
+            body = f"{rule.upper()}_TEXT"
+            self._rules.append(f"{body}: ({' | '.join(texts)}) & ~{_WITH_VALUE_END}")
+        self._rules.append(f"{rule}_text[suffix={_literal(_VALUE_END)}]: {body}")
+        return f"{rule}_text"
 
     def _thought(self) -> str:
         form = self._form
@@ -191,6 +204,57 @@ class _Writer:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _parameters(tool: str, schema: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, bool]]:
+    """Key, schema and whether it is required, of each parameter in the XML form.
+
+    Raises:
+        RequestError: One is required that there may not be.
+    """
+    found = resolved(dict(schema), schema)
+    known, listed = found.get("properties"), found.get("required")
+    properties, required = _mapping(known), listed if isinstance(listed, list) else []
+    for key, value in properties.items():
+        if value is not False:
+            yield key, value, key in required
+    others = found.get("additionalProperties", known is None)
+    for key in required:
+        if isinstance(key, str) and key not in properties:
+            if others is False:
+                raise RequestError(
+                    f"the tool {tool!r} requires {key!r}, which is none of its properties; "
+                    "describe it, or do not require it"
+                )
+            yield key, others, True
+
+
+def _text(schema: Mapping[str, JSON], *, is_strict: bool) -> str:
+    """A terminal's body for the texts of a schema; nothing where that is any text.
+
+    Raises:
+        RequestError: It has a pattern that cannot be enforced, and has to be.
+    """
+    known = choices(schema)
+    if known is not None:
+        return " | ".join(_literal(text) for text, value in known if isinstance(value, str))
+    parts = []
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    if (low, high) != (0, ""):
+        parts.append(f"/(?s:.{{{low},{high}}})/")
+    pattern = schema.get("pattern")
+    if isinstance(pattern, str):
+        try:
+            parts.append(f"/{_SLASH.sub(_escaped_slash, whole_text(pattern))}/")
+        except ValueError as error:
+            if is_strict:
+                raise RequestError(f"{error}; simplify it, or send strict=false") from error
+    return " & ".join(parts)
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    """Part of an expression between slashes."""
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
 def _mapping(value: JSON | Mapping[str, JSON]) -> Mapping[str, JSON]:

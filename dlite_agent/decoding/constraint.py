@@ -207,7 +207,7 @@ class Constraint:
     def num_valid(self, drafted: Sequence[int]) -> int:
         """How many tokens of a draft the grammar allows; a stop id counts where it may stand."""
         known = takewhile(lambda token_id: token_id < self._vocabulary.num_tokens, drafted)
-        return self._matcher.validate_tokens(list(known))  # an unknown id would break the matcher
+        return self._num_valid(tuple(known))  # an unknown id would break the matcher
 
     def forced(self, budget: int) -> tuple[int, ...]:
         """Tokens that spell the bytes which must come next, at most `budget`; often none.
@@ -300,21 +300,24 @@ class Constraint:
         forced = self._matcher.compute_ff_tokens()
         if forced:
             return forced if len(forced) <= room else []
-        for closer in self._closers():
-            if len(closer) <= room and self._allows(closer):
+        letter = self._vocabulary.letter
+        is_text = self._num_valid(letter) == len(letter)
+        for closer in self._closers(is_text=is_text):
+            # what ends text is followed by no letter; a quote within text is
+            behind = letter if is_text else ()
+            if len(closer) <= room and self._num_valid((*closer, *behind)) == len(closer):
                 return list(closer)
-        if room < len(self._vocabulary.letter):
+        if room < len(letter):
             return []
-        if not self._examples and self._allows(self._vocabulary.letter):
-            return list(self._vocabulary.letter)
+        if is_text and not self._examples:
+            return list(letter)
         # Not always the first: it may lead nowhere, as zeros do in a number above zero.
         allowed = self.masks(()).row(0).ids(_HOST)
         return [int(allowed[num_taken * _STEP % len(allowed)])]
 
-    def _closers(self) -> Iterator[tuple[int, ...]]:
+    def _closers(self, *, is_text: bool) -> Iterator[tuple[int, ...]]:
         vocabulary = self._vocabulary
         yield from vocabulary.ends
-        is_text = self._allows(vocabulary.letter)
         yield from vocabulary.text_ends if is_text else vocabulary.value_ends
         for text in self._examples:
             in_json = json.dumps(text, ensure_ascii=False)[1:]
@@ -324,8 +327,8 @@ class Constraint:
         if not is_text:
             yield vocabulary.text_ends[0]
 
-    def _allows(self, token_ids: Sequence[int]) -> bool:
-        return self._matcher.validate_tokens(list(token_ids)) == len(token_ids)
+    def _num_valid(self, token_ids: Sequence[int]) -> int:
+        return self._matcher.validate_tokens(list(token_ids))
 
 
 def _reason(error: str) -> str:

@@ -158,6 +158,67 @@ def test_calls_in_the_xml_form(start: Start) -> None:
     assert not accepts(constraint, call(*city, days[0], "three", days[2]))
 
 
+@pytest.mark.parametrize(
+    ("schema", "value", "is_allowed"),
+    [
+        ({"type": "string", "pattern": r"^[a-z]+/\w+\.py$"}, "src/a.py", True),
+        ({"type": "string", "pattern": r"^[a-z]+/\w+\.py$"}, "src/a", False),
+        ({"type": "string", "pattern": "b|^a", "maxLength": 3}, "xxb", True),
+        ({"type": "string", "pattern": "b|^a", "maxLength": 3}, "xxxb", False),
+        ({"type": "string", "minLength": 30}, "short\n</parameter>\n" + "x" * 20, False),
+        ({"anyOf": [{"type": "string", "minLength": 2}, {"type": "null"}]}, "null", True),
+        ({"anyOf": [{"type": "string", "minLength": 2}, {"type": "integer"}]}, "7", False),
+        ({"anyOf": [{"enum": ["on", "off", None]}, {"pattern": "^x"}]}, "off", True),
+        ({"anyOf": [{"enum": ["on", "off", None]}, {"pattern": "^x"}]}, "of", False),
+        ({"allOf": [{"$ref": "#/$defs/Mode"}], "description": "how"}, "fast", True),
+        ({"allOf": [{"$ref": "#/$defs/Mode"}], "description": "how"}, "slow", False),
+        (True, "anything", True),
+    ],
+)
+def test_text_of_a_parameter_fits_its_schema(
+    start: Start, schema: JSON, value: str, is_allowed: bool
+) -> None:
+    parameters: dict[str, JSON] = {
+        "$ref": "#/$defs/Arguments",  # as pydantic writes a model that names itself
+        "$defs": {
+            "Arguments": {"type": "object", "properties": {"a": schema}, "required": ["a"]},
+            "Mode": {"enum": ["fast"]},
+        },
+    }
+    rules = OutputRules(ToolChoice("required", ("f",)))
+    texts = tuple(examples(parameters))
+    constraint = start(rules, [ToolSpec("f", "", parameters)], "xml", "none", "never", texts)
+    body = f"<parameter=a>\n{value}\n</parameter>"
+    turn = f"<tool_call>\n<function=f>\n{body}\n</function>\n</tool_call>"
+    assert accepts(constraint, turn) is is_allowed
+
+
+def test_a_required_parameter_that_may_not_be_is_refused_in_either_form(start: Start) -> None:
+    parameters: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "never": False},
+        "required": ["b"],
+    }
+    tools = [ToolSpec("f", "", parameters)]
+    for calls in ("json", "xml"):
+        with pytest.raises(RequestError, match="'b'"):
+            start(OutputRules(REQUIRED), tools, calls)
+    described = {**parameters, "additionalProperties": {"type": "integer"}}
+    constraint = start(OutputRules(REQUIRED), [ToolSpec("f", "", described)], "xml")
+    turn = "<tool_call>\n<function=f>\n<parameter=b>\n7\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(constraint, turn)
+
+
+def test_a_pattern_that_looks_around_is_refused_unless_it_may_be_left_out(start: Start) -> None:
+    parameters: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": "(?=x)y"}},
+    }
+    with pytest.raises(RequestError, match=r"\(\?=x\)y.*strict=false"):
+        start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters, strict=True)], "xml")
+    start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters)], "xml")
+
+
 def test_markers_that_are_no_tokens_are_spelled(compiler: GrammarCompiler) -> None:
     form = TurnForm(set(), "json", "none")
     grammar = turn_grammar(OutputRules(REQUIRED), (NOW,), form)
