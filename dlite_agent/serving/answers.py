@@ -13,10 +13,11 @@ from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.serving.sse import DONE, KEEP_ALIVE, EventStream, event
 from dlite_agent.serving.turn import ClientGoneError, ServedTurn
 
-__all__ = ["StreamWriter", "collected", "streamed"]
+__all__ = ["CLIENT_GONE", "StreamWriter", "collected", "streamed"]
 
 JSONObject = dict[str, Any]
-_CLIENT_GONE = 499  # nginx's; nobody reads it
+CLIENT_GONE = 499
+"""nginx's status; nobody reads it."""
 
 
 class StreamWriter(Protocol):
@@ -45,7 +46,7 @@ async def collected(
             if chunk.generation is not None:
                 generations[chunk.choice_index] = chunk.generation
     except ClientGoneError:
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=CLIENT_GONE)
     except Exception as error:  # noqa: BLE001  # whatever it is, the client must hear of it
         return status_error(error, is_ours=True).response()
     finally:
@@ -62,7 +63,7 @@ async def streamed(turn: ServedTurn, writer: StreamWriter, settings: ServerSetti
         await turn.wait_for_first(settings.headers_within_s)
     except ClientGoneError:
         await turn.aclose()
-        return Response(status_code=_CLIENT_GONE)
+        return Response(status_code=CLIENT_GONE)
     except Exception as error:  # noqa: BLE001  # whatever it is, the client must hear of it
         await turn.aclose()
         return status_error(error, is_ours=True).response()

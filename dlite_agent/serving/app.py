@@ -12,12 +12,14 @@ from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from dlite_agent import __version__
 from dlite_agent.backend import ChatBackend
 from dlite_agent.engine.tasks import Inspect, Usage
 from dlite_agent.errors import DLiteError
 from dlite_agent.serving import prompts, sessions
+from dlite_agent.serving.answers import CLIENT_GONE
 from dlite_agent.serving.caller import check_key
 from dlite_agent.serving.chat_endpoint import answer_chat
 from dlite_agent.serving.completions import answer_completion
@@ -179,6 +181,10 @@ def _add_error_answers(app: FastAPI) -> None:
         param = ".".join(map(str, first["loc"]))
         message = f"{param} is {first['input']!r:.200}; {first['msg']}"
         return StatusError(400, message, "invalid_value", param=param).response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(HTTPException)
     async def refused(_: Request, error: HTTPException) -> Response:

@@ -50,7 +50,11 @@ def live_server(
     """Serve a backend, which is not closed, and stop at the end."""
     app = create_app(backend, settings)
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+    # Kept alive for longer than clients keep a connection: none is closed while it is used again.
+    config = uvicorn.Config(
+        app, log_config=None, timeout_keep_alive=75, timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],), name="live server")
     thread.start()
     try:

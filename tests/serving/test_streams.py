@@ -72,6 +72,18 @@ def test_a_client_that_leaves_ends_its_turn(stream: bool) -> None:
     assert 'dlite:request_errors_total{model_name="scripted"} 1.0' in text
 
 
+def test_a_client_that_leaves_before_it_asked_is_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with live_server(ScriptedEngine(["Hello."])) as server:
+        address = httpx.URL(server.url)
+        with socket.create_connection((address.host, address.port or 0)) as leaving:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
+            leaving.sendall(f"{head}\r\ncontent-length: 100\r\n\r\n{{".encode())
+        assert post(server, stream=False).is_success
+    assert caplog.records == []
+
+
 def test_an_error_after_the_headers_is_the_last_event_but_one() -> None:
     class Failing(ScriptedEngine):
         async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
