@@ -16,9 +16,10 @@ import yaml
 from litellm.proxy.types_utils.utils import get_instance_fn
 from pydantic import BaseModel
 
-from dlite_agent import Engine, EngineConfig, errors
+from dlite_agent import ChatRequest, Engine, EngineConfig, Message, errors
 from dlite_agent.chat.output_rules import AnswerFormat, ToolChoice
 from dlite_agent.integrations.litellm import handler, register
+from dlite_agent.integrations.litellm_response import StreamWriter
 from dlite_agent.testing import ScriptedEngine
 
 CALLS = (
@@ -109,6 +110,24 @@ def test_a_stream_adds_up_to_the_answer(script: Script) -> None:
         call.function for call in message.tool_calls
     ]
     assert rebuilt.provider_specific_fields["dlite"]["cached_tokens"] == cached
+
+
+def test_usage_stands_in_an_empty_chunk_before_the_finish() -> None:
+    writer = StreamWriter("id", "nano")
+    request = ChatRequest((Message("user", "Hi."),))
+    chunks = [
+        piece for chunk in ScriptedEngine([CALLS]).stream(request) for piece in writer.write(chunk)
+    ]
+    *others, figures, finish = chunks
+    assert {chunk.id for chunk in chunks} == {"id"}
+    assert not [chunk for chunk in others if getattr(chunk, "usage", None)]
+    assert figures.usage.completion_tokens > 0
+    for last in (figures, finish):
+        delta = last.choices[0].delta
+        said = (delta.content, delta.tool_calls, delta.get("reasoning_content"))
+        assert not any(said)
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["tool_calls"]
 
 
 def test_usage_is_streamed_only_where_it_was_asked_for(script: Script) -> None:

@@ -18,12 +18,15 @@ from typing import Any
 import litellm
 import pytest
 import yaml
+from litellm.caching.llm_caching_handler import LLMClientCache
 
 from dlite_agent import Engine, EngineConfig
 from dlite_agent.errors import MissingDependencyError
 from dlite_agent.integrations import swe_agent
 from dlite_agent.integrations.litellm import handler, register
+from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
+from tests.serving.live_server import live_server
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "swe-agent"
 SOURCE = os.environ.get("DLITE_SWE_AGENT_SRC")  # the clean environment of a test has it no more
@@ -67,7 +70,7 @@ def query(messages: list[dict[str, Any]], config: str = "dlite.yaml", **options:
         temperature=model.get("temperature", 0.0),  # its default
         top_p=model["top_p"],
         api_version=None,
-        api_key=None,
+        api_key=options.pop("api_key", None),
         fallbacks=[],
         extra_headers={"User-Agent": "swe-agent/1.1.0"},
         tools=[BASH],
@@ -116,6 +119,19 @@ def test_a_server_is_asked_for_the_checkpoints_sampling_too() -> None:
     assert "temperature" not in optional
     assert "top_p" not in optional
     assert optional["parallel_tool_calls"] is False
+
+
+def test_a_server_answers_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(litellm, "in_memory_llm_clients_cache", LLMClientCache())
+    engine = ScriptedEngine([f"I look.{CALL}"])
+    with live_server(engine, ServerSettings(model_names=("nano",))) as server:
+        where = {"api_base": server.base_url, "api_key": "local"}
+        answer = query([{"role": "user", "content": "Fix."}], "dlite-server.yaml", **where)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.to_dict()["function"]["name"] == "bash"
+    (request,) = engine.requests
+    assert request.sampling.temperature is request.sampling.top_p is None
+    assert not request.output.parallel_tool_calls
 
 
 def test_both_ways_differ_in_where_the_model_is_and_in_nothing_else() -> None:
@@ -251,29 +267,45 @@ print("TURNS", len(engine.requests), "MESSAGES", len(request.messages))
 """
 
 
-@pytest.mark.host
-@pytest.mark.skipif(not SOURCE, reason="DLITE_SWE_AGENT_SRC names no checkout of SWE-agent")
-def test_its_own_command_line_runs_turns_in_this_process(tmp_path: Path) -> None:
+def run_host(program: list[str], config: str, folder: Path, *options: str) -> str:
+    """Run SWE-agent's command line for two calls, in a container that does nothing."""
     assert SOURCE is not None
-    path = os.pathsep.join([SOURCE, *filter(None, sys.path)])
-    command = [sys.executable, "-c", SCRIPTED, "run"]
-    command += ["--config", str(Path(SOURCE) / "config" / "default.yaml")]
-    command += ["--config", str(FOLDER / "dlite.yaml")]
+    command = [sys.executable, *program, "run", f"--output_dir={folder}", *options]
+    for path in (Path(SOURCE) / "config" / "default.yaml", FOLDER / config):
+        command += ["--config", str(path)]
     command += ["--agent.model.per_instance_call_limit=2", "--env.deployment.type=dummy"]
     command += ["--agent.model.litellm_model_registry", str(FOLDER / "models.json")]
-    command += ["--problem_statement.text=Fix add.py.", f"--output_dir={tmp_path}"]
+    command += ["--problem_statement.text=Fix add.py."]
+    path = os.pathsep.join([SOURCE, *filter(None, sys.path)])
     run = subprocess.run(
         command,
-        env={**os.environ, "PYTHONPATH": path, "SWE_AGENT_TRAJECTORY_DIR": str(tmp_path)},
-        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path, "SWE_AGENT_TRAJECTORY_DIR": str(folder)},
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=100,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "TURNS 3" in run.stdout
-    assert "does not support function calling" not in run.stdout
-    (trajectory,) = tmp_path.glob("*/*.traj")
-    info = json.loads(trajectory.read_text(encoding="utf-8"))["info"]
-    assert info["model_stats"]["api_calls"] == 3
-    assert info["model_stats"]["instance_cost"] == 0
+    (trajectory,) = folder.glob("*/*.traj")
+    stats = json.loads(trajectory.read_text(encoding="utf-8"))["info"]["model_stats"]
+    assert (stats["api_calls"], stats["instance_cost"]) == (3, 0)
+    return run.stdout
+
+
+@pytest.mark.host
+@pytest.mark.skipif(not SOURCE, reason="DLITE_SWE_AGENT_SRC names no checkout of SWE-agent")
+def test_its_own_command_line_runs_turns_in_this_process(tmp_path: Path) -> None:
+    said = run_host(["-c", SCRIPTED], "dlite.yaml", tmp_path)
+    assert "TURNS 3" in said
+    assert "does not support function calling" not in said  # it looks before it reads a registry
+
+
+@pytest.mark.host
+@pytest.mark.skipif(not SOURCE, reason="DLITE_SWE_AGENT_SRC names no checkout of SWE-agent")
+def test_its_own_command_line_asks_a_server(tmp_path: Path) -> None:
+    engine = ScriptedEngine([f"I look.{CALL}"] * 3)
+    with live_server(engine, ServerSettings(model_names=("nano",))) as server:
+        where = f"--agent.model.api_base={server.base_url}"
+        run_host(["-m", "sweagent.run.run"], "dlite-server.yaml", tmp_path, where)
+    assert [len(request.messages) for request in engine.requests] == [2, 4, 6]
+    assert all(request.sampling.temperature is None for request in engine.requests)
