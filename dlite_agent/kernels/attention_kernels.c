@@ -2,15 +2,18 @@
  *
  * A task is a chunk of keys of one kv head, against all rows of a session and all query heads that
  * share the head: its keys and values are read once. Chunks are merged in the order of positions.
- * The matrix unit computes a task where there is one (tile_attention.c), vectors elsewhere; which of
- * them depends on the shape alone, never on the number of rows, so a row comes out the same, bit for
- * bit, in any company.
+ * bfloat16 goes to the matrix unit where there is one (tile_attention.c), the rest to vectors. Which
+ * of them depends on the heads alone, so a row comes out the same, bit for bit, in any company.
  */
 #include "interface.h"
 #include "vectors.h"
 
+typedef float f16u __attribute__((vector_size(64), aligned(4), may_alias));
+
 #define BLOCK 32   /* keys whose scores are computed before their values are read */
 #define MAX_VECTORS 16 /* head_dim <= 256 */
+#define LOWER_HALVES 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define UPPER_HALVES 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
 
 /* Neighbours of 2 * width vectors added: the sums of x[2i], then those of x[2i + 1], into x[i]. */
 INLINE void add_pairs(f16 *x, const int width) {
@@ -28,11 +31,37 @@ INLINE f16 sums(f16 *x) {
     return x[0];
 }
 
-/* Scores of one query against BLOCK keys [BLOCK, vectors]. */
-INLINE void score(const f16 *query, const f16 *keys, f16 *scores, const int vectors) {
+/* Scores of two queries against BLOCK keys [BLOCK, vectors]: each key is loaded once for both. */
+INLINE void score_two(const f16 *queries, const f16u *keys, f16 *scores, const int vectors) {
+    for (int g = 0; g < BLOCK / LANES; g++) {
+        f16 half[2]; /* of 8 keys: of the first query, then of the second */
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; h++) {
+            f16 x[LANES];
+            const f16u *group = keys + (g * LANES + h * 8) * vectors;
+#pragma GCC unroll 8
+            for (int j = 0; j < 8; j++) {
+                f16 key = group[j * vectors];
+                x[j] = key * queries[0], x[8 + j] = key * queries[vectors];
+            }
+            for (int v = 1; v < vectors; v++)
+#pragma GCC unroll 8
+                for (int j = 0; j < 8; j++) {
+                    f16 key = group[j * vectors + v];
+                    x[j] += key * queries[v], x[8 + j] += key * queries[vectors + v];
+                }
+            half[h] = sums(x);
+        }
+        scores[g] = SHUFFLE(half[0], half[1], LOWER_HALVES);
+        scores[BLOCK / LANES + g] = SHUFFLE(half[0], half[1], UPPER_HALVES);
+    }
+}
+
+/* The same of one query, every sum in the same order. */
+INLINE void score(const f16 *query, const f16u *keys, f16 *scores, const int vectors) {
     for (int g = 0; g < BLOCK / LANES; g++) {
         f16 x[LANES];
-        const f16 *group = keys + g * LANES * vectors;
+        const f16u *group = keys + g * LANES * vectors;
 #pragma GCC unroll 16
         for (int j = 0; j < LANES; j++) x[j] = group[j * vectors] * query[0];
         for (int v = 1; v < vectors; v++)
@@ -42,8 +71,15 @@ INLINE void score(const f16 *query, const f16 *keys, f16 *scores, const int vect
     }
 }
 
+/* Ask for part `i` of `parts` of the bytes behind a block: evenly while the block is computed with,
+ * since a core waits for few lines of memory at once. */
+INLINE void fetch(const char *next, int bytes, int i, int parts) {
+    int from = bytes / 64 * i / parts, to = bytes / 64 * (i + 1) / parts;
+    for (; from < to; from++) __builtin_prefetch(next + from * 64);
+}
+
 /* acc[rows][vectors] += weights[rows][BLOCK] . values[BLOCK][vectors], four vectors of each row */
-INLINE void mix(f16 *acc, const float *weights, const f16 *values, const int rows,
+INLINE void mix(f16 *acc, const float *weights, const f16u *values, const int rows,
                 const int vectors) {
     f16 x[4][4];
 #pragma GCC unroll 4
@@ -63,11 +99,13 @@ INLINE void mix(f16 *acc, const float *weights, const f16 *values, const int row
         for (int v = 0; v < 4; v++) acc[r * vectors + v] = x[r][v];
 }
 
-INLINE void mix_all(f16 *acc, const float *weights, const f16 *values, int rows,
-                    const int vectors) {
+INLINE void mix_all(f16 *acc, const float *weights, const f16u *values, int rows,
+                    const int vectors, const char *next, int next_bytes) {
+    int parts = (rows + 3) / 4 * vectors / 4, part = 0;
     for (int v = 0; v < vectors; v += 4) {
         int r = 0;
-        for (; r + 4 <= rows; r += 4)
+        if (rows % 4) fetch(next, next_bytes, part++, parts);
+        for (; r + 4 <= rows; r += 4, fetch(next, next_bytes, part++, parts))
             mix(acc + r * vectors + v, weights + r * CHUNK, values + v, 4, vectors);
         f16 *last = acc + r * vectors + v;
         switch (rows - r) {
@@ -78,33 +116,38 @@ INLINE void mix_all(f16 *acc, const float *weights, const f16 *values, int rows,
     }
 }
 
-/* Copy BLOCK rows of the pool as float32, padded to whole vectors; rows that are not there are 0. */
-INLINE void gather(const void *pool, const attention *a, const part *p, count kv_head, count start,
-                   count end, f16 *to, const int vectors, int is_bf16) {
-    count n = a->head_dim, offset = 0;
+/* BLOCK rows of the pool as float32, in whole vectors: where they lie if they lie so, else copied,
+ * with zeros for rows that are not there. `next`: where the rows behind them lie. */
+INLINE const f16u *rows_of(const void *pool, const attention *a, const part *p, count kv_head,
+                           count start, count end, f16 *copy, const char **next, const int vectors,
+                           int is_bf16) {
+    count n = a->head_dim, offset = 0, item = is_bf16 ? 2 : 4;
     const span *s = a->spans + p->first_span;
+    const char *base = (const char *)pool + kv_head * a->head_stride * item;
     while (start >= offset + s->num_keys) offset += s->num_keys, s++;
+    const char *from = base + (s->pool_row + start - offset) * n * item;
+    *next = from + BLOCK * n * item;
+    int is_whole = start + BLOCK <= end && end <= offset + s->num_keys;
+    if (!is_bf16 && is_whole && n == vectors * LANES) return (const f16u *)from;
+    int whole = (int)(n / LANES);
     for (count i = start; i < end; i++) {
         if (i >= offset + s->num_keys) offset += s->num_keys, s++;
-        count at = kv_head * a->head_stride + (s->pool_row + i - offset) * n;
-        f16 *row = to + (i - start) * vectors;
-        count item = is_bf16 ? 2 : 4;
-        const char *next = (const char *)pool + (at + BLOCK * n) * item; /* of the next block */
-        for (int b = 0; b < n * item; b += 64) __builtin_prefetch(next + b);
-        int whole = (int)(n / LANES);
-        for (int v = 0; v < whole; v++) row[v] = load(pool, at + v * LANES, is_bf16);
-        if (n % LANES)
-            row[whole] = load_part(pool, at + whole * LANES, (int)(n % LANES), is_bf16);
-        for (int v = (int)((n + LANES - 1) / LANES); v < vectors; v++) row[v] = splat(0.0f);
+        const char *row = base + (s->pool_row + i - offset) * n * item;
+        f16 *to = copy + (i - start) * vectors;
+        for (int v = 0; v < whole; v++) to[v] = load(row, v * LANES, is_bf16);
+        if (n % LANES) to[whole] = load_part(row, whole * LANES, (int)(n % LANES), is_bf16);
+        for (int v = (int)((n + LANES - 1) / LANES); v < vectors; v++) to[v] = splat(0.0f);
     }
-    memset(to + (end - start) * vectors, 0, (size_t)(BLOCK - (end - start)) * vectors * sizeof *to);
+    count missing = BLOCK - (end - start);
+    memset(copy + (end - start) * vectors, 0, missing * vectors * sizeof *copy);
+    return (const f16u *)copy;
 }
 
 /* One chunk of keys against all rows of a part that share a kv head. */
 INLINE void attend_chunk(const attention *a, const part *p, count chunk, count kv_head,
                          float *partial, const int vectors, int is_bf16) {
     int groups = (int)(a->num_heads / a->num_kv_heads), n = (int)a->head_dim;
-    int rows = groups * (int)p->num_rows; /* (m, g) */
+    int rows = groups * (int)p->num_rows, block_bytes = BLOCK * n * (is_bf16 ? 2 : 4); /* (m, g) */
     f16 query[MAX_ROWS * vectors], acc[MAX_ROWS * vectors], block[BLOCK * vectors];
     float weights[MAX_ROWS * CHUNK] __attribute__((aligned(64)));
     for (int r = 0; r < rows; r++) {
@@ -119,18 +162,27 @@ INLINE void attend_chunk(const attention *a, const part *p, count chunk, count k
     count begin = chunk * CHUNK;
     int size = (int)(p->num_keys - begin < CHUNK ? p->num_keys - begin : CHUNK);
     i16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const char *next;
     for (int at = 0; at < size; at += BLOCK) {
         int stop = at + BLOCK < size ? at + BLOCK : size;
-        gather(a->keys, a, p, kv_head, begin + at, begin + stop, block, vectors, is_bf16);
-        for (int r = 0; r < rows; r++) {
-            f16 scores[BLOCK / LANES];
-            score(query + r * vectors, block, scores, vectors);
-            count seen = p->num_keys - p->num_rows + r / groups + 1 - begin - at;
-            if (seen < BLOCK)
-                for (int g = 0; g < BLOCK / LANES; g++)
-                    scores[g] = pick(lane < (int)(seen > 0 ? seen : 0) - g * LANES, scores[g],
-                                     splat(-__builtin_inff()));
-            memcpy(weights + r * CHUNK + at, scores, sizeof scores);
+        const f16u *keys = rows_of(a->keys, a, p, kv_head, begin + at, begin + stop, block, &next,
+                                   vectors, is_bf16);
+        for (int r = 0; r < rows; r += 2) {
+            f16 scores[2 * BLOCK / LANES];
+            fetch(next, block_bytes, r / 2, (rows + 1) / 2);
+            if (r + 1 < rows)
+                score_two(query + r * vectors, keys, scores, vectors);
+            else
+                score(query + r * vectors, keys, scores, vectors);
+            for (int i = r; i < rows && i < r + 2; i++) {
+                f16 *row = scores + (i - r) * BLOCK / LANES;
+                count seen = p->num_keys - p->num_rows + i / groups + 1 - begin - at;
+                if (seen < BLOCK)
+                    for (int g = 0; g < BLOCK / LANES; g++)
+                        row[g] = pick(lane < (int)(seen > 0 ? seen : 0) - g * LANES, row[g],
+                                      splat(-__builtin_inff()));
+                memcpy(weights + i * CHUNK + at, row, BLOCK * sizeof(float));
+            }
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -148,8 +200,9 @@ INLINE void attend_chunk(const attention *a, const part *p, count chunk, count k
     }
     for (int at = 0; at < size; at += BLOCK) {
         int stop = at + BLOCK < size ? at + BLOCK : size;
-        gather(a->values, a, p, kv_head, begin + at, begin + stop, block, vectors, is_bf16);
-        mix_all(acc, weights + at, block, rows, vectors);
+        const f16u *values = rows_of(a->values, a, p, kv_head, begin + at, begin + stop, block,
+                                     &next, vectors, is_bf16);
+        mix_all(acc, weights + at, values, rows, vectors, next, block_bytes);
     }
     for (int r = 0; r < rows; r++)
         memcpy(partial + r * (n + 2), acc + r * vectors, n * sizeof(float));

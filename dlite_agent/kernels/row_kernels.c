@@ -2,9 +2,10 @@
  *
  * Compiled on the user's machine, for its processor (kernels/native.py). Plain C with GCC's vector
  * extensions, so that one source serves every processor that the compiler knows. Elements are
- * bfloat16 (stored as the upper half of a float) or float32; everything is computed in float32. Each result depends on its own row only: the order of
- * every sum is fixed by positions, never by the number of rows, sessions or threads, so a row comes
- * out the same, bit for bit, in any batch. Pointers are to contiguous tensors.
+ * bfloat16 (stored as the upper half of a float) or float32; everything is computed in float32. Each
+ * result depends on its own row only: the order of every sum is fixed by positions, never by the
+ * number of rows, sessions or threads, so a row comes out the same, bit for bit, in any batch.
+ * Pointers are to contiguous tensors.
  */
 #include "interface.h"
 #include "vectors.h"

@@ -16,6 +16,11 @@ from dlite_agent.kernels.row_kernels import HeadShape, PartRows, RowPlan, load_r
 from tests.kernels.native_library import row_kernels
 
 TYPES = [torch.float32, torch.bfloat16]
+PATHS = [
+    pytest.param(torch.float32, False, id="float32"),
+    pytest.param(torch.bfloat16, True, id="bfloat16-tiles"),
+    pytest.param(torch.bfloat16, False, id="bfloat16-vectors"),
+]
 Runs = list[tuple[int, int]]
 POOL_ROWS = 2304
 
@@ -89,14 +94,20 @@ def test_heads_are_normed_rotated_and_placed(
 
 
 def attended(
-    shape: HeadShape, pool: tuple[Tensor, Tensor], q: Tensor, sessions: list[tuple[int, Runs]]
+    shape: HeadShape,
+    pool: tuple[Tensor, Tensor],
+    q: Tensor,
+    sessions: list[tuple[int, Runs]],
+    *,
+    uses_tiles: bool = True,
 ) -> Tensor:
     parts, first = [], 0
     for num_rows, runs in sessions:
         parts.append(PartRows(first, num_rows, runs))
         first += num_rows
     rotation = torch.zeros(first, 1, shape.head_dim // 2, dtype=torch.complex64)
-    plan = RowPlan(row_kernels(), shape, rotation, [0] * first, parts)
+    kernels = row_kernels(uses_tiles=uses_tiles)
+    plan = RowPlan(kernels, shape, rotation, [0] * first, parts)
     plan.queries.copy_(q)
     out = torch.full((first, shape.num_heads * shape.head_dim), float("nan"), dtype=pool[0].dtype)
     plan.attend(pool, out)
@@ -120,47 +131,61 @@ def random_pool(shape: HeadShape, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return random(*size, seed=3, dtype=dtype), random(*size, seed=4, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(4, 2, 56), (9, 3, 64), (16, 8, 128), (7, 1, 24), (8, 2, 256)])
+@pytest.mark.parametrize(("dtype", "uses_tiles"), PATHS)
+@pytest.mark.parametrize(
+    "shape", [(4, 2, 56), (2, 2, 64), (9, 3, 64), (7, 1, 64), (16, 8, 128), (7, 1, 24), (8, 2, 256)]
+)
 @pytest.mark.parametrize(
     ("num_rows", "runs"),
     [
         (1, [(7, 1)]),
         (1, [(0, 1030)]),
+        (2, [(3, 64)]),
         (3, [(5, 3)]),
         (8, [(10, 300), (700, 501), (2000, 2)]),
         (16, [(0, 512), (1024, 16)]),
         (16, [(40, 519)]),
+        (16, [(900, 16)]),
     ],
 )
 def test_attention_over_runs(
-    dtype: torch.dtype, shape: tuple[int, int, int], num_rows: int, runs: Runs
+    dtype: torch.dtype, shape: tuple[int, int, int], num_rows: int, runs: Runs, *, uses_tiles: bool
 ) -> None:
     heads = HeadShape(*shape)
     pool = random_pool(heads, dtype)
     q = 2 * random(num_rows, heads.num_heads, heads.head_dim) * heads.head_dim**-0.5
-    got = attended(heads, pool, q, [(num_rows, runs)])
+    got = attended(heads, pool, q, [(num_rows, runs)], uses_tiles=uses_tiles)
     assert_rounded(got, exact_attention(pool, q, runs), atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("dtype", "uses_tiles"), PATHS)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_row_comes_out_the_same_in_any_company(dtype: torch.dtype, num_threads: int) -> None:
-    shape = HeadShape(6, 2, 64)
+@pytest.mark.parametrize("groups", [1, 2, 3, 4, 7])
+def test_a_row_comes_out_the_same_in_any_company(
+    dtype: torch.dtype, num_threads: int, groups: int, *, uses_tiles: bool
+) -> None:
+    shape = HeadShape(2 * groups, 2, 64)
     pool = random_pool(shape, dtype)
-    sessions: list[tuple[int, Runs]] = [(8, [(0, 1100)]), (1, [(1200, 513)]), (3, [(2000, 3)])]
-    q = random(12, shape.num_heads, shape.head_dim)
+    sessions: list[tuple[int, Runs]] = [
+        (8, [(0, 600), (700, 500)]),
+        (1, [(1200, 513)]),
+        (3, [(2000, 3)]),
+        (2, [(1500, 100)]),
+        (16, [(1600, 150)]),
+    ]
+    q = random(sum(num_rows for num_rows, _ in sessions), shape.num_heads, shape.head_dim)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        together = attended(shape, pool, q, sessions)
+        together = attended(shape, pool, q, sessions, uses_tiles=uses_tiles)
     finally:
         torch.set_num_threads(before)
     row = 0
     for num_rows, runs in sessions:
         for i in range(num_rows):  # each row alone, before the rows behind it exist
-            seen = [(runs[0][0], runs[0][1] - num_rows + 1 + i)]
-            alone = attended(shape, pool, q[row : row + 1], [(1, seen)])
+            at, count = runs[-1]
+            seen = [*runs[:-1], (at, count - num_rows + 1 + i)]
+            alone = attended(shape, pool, q[row : row + 1], [(1, seen)], uses_tiles=uses_tiles)
             assert torch.equal(alone[0], together[row])
             row += 1
 
