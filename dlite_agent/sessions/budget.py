@@ -55,10 +55,15 @@ class KVBudget:
         """Pages that nobody holds now."""
         return (self.max_bytes - self._pool.used_bytes) // self._pool.page_bytes
 
+    def num_spare(self, residents: Collection[Resident]) -> int:
+        """Pages that nobody holds, and that no running turn is going to need by its plan."""
+        return self.num_free - sum(_num_owed(entry) for entry in residents if entry.session.busy)
+
     def victims(self, need: Need, residents: Collection[Resident], now_s: float) -> list[Resident]:
         """Idle sessions that may go for it, in the order in which they should, until it is met.
 
-        Those that wait for a tool go last; in each group the least recently used first.
+        Branches that were dropped go first, and sessions that wait for a tool last; in each group
+        the least recently used first.
 
         Args:
             need: What is asked for.
@@ -83,7 +88,9 @@ class KVBudget:
         others = [entry for entry in residents if entry not in victims]
         if lacking > len(pages_held(victims) - pages_held(others)):
             raise CapacityError(self._shortage(need, others))
-        return sorted(victims, key=lambda entry: entry.is_waiting(now_s)) if missing > 0 else []
+        if missing <= 0:
+            return []
+        return sorted(victims, key=lambda e: (not e.is_sibling, e.is_waiting(now_s)))
 
     def _shortage(self, need: Need, others: list[Resident]) -> str:
         page_bytes = self._pool.page_bytes

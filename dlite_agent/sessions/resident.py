@@ -16,6 +16,8 @@ _TOOL_WAIT_S = 300.0
 # So long small requests are turned away rather than served from a waiting session's memory. Short,
 # since an agent that was killed also leaves a session that waits.
 _PROTECTED_S = 60.0
+# A branch that a turn dropped waits so long for a retry that goes back to it.
+_SIBLING_S = 300.0
 # A request is small next to a session that has at least so many times its tokens.
 _SMALL_FACTOR = 4
 
@@ -33,6 +35,7 @@ class SessionInfo:
         waits_for_tool: Its last turn ended in a tool call, less than five minutes ago.
         idle_s: Seconds since its last turn ended; 0 while one runs.
         tenant: Whose it is.
+        is_sibling: A branch that another session dropped, kept for a retry.
     """
 
     session_id: str
@@ -43,6 +46,7 @@ class SessionInfo:
     idle_s: float
     tenant: str = ""
     is_pinned: bool = False
+    is_sibling: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +62,7 @@ class Resident:
         released_at: When its last turn ended, in seconds of the store's clock.
         ended_in_call: That turn ended in a tool call.
         tenant: Whose it is; nobody else finds it.
+        is_sibling: It is what another session dropped, and no turn has gone on with it.
     """
 
     session: Session
@@ -68,10 +73,42 @@ class Resident:
     released_at: float = 0.0
     ended_in_call: bool = False
     tenant: str = ""
+    is_sibling: bool = False
 
     def is_waiting(self, now: float) -> bool:
         """Whether a tool's result is still expected."""
         return self.ended_in_call and now - self.released_at < _TOOL_WAIT_S
+
+    def is_old_sibling(self, now: float) -> bool:
+        """Whether nobody went back to this branch for a while."""
+        is_old = now - self.released_at >= _SIBLING_S
+        return self.is_sibling and is_old and not self.session.is_pinned
+
+    def may_be_taken_over(
+        self, common: int, now: float, *, is_named: bool, drops_answers: bool
+    ) -> bool:
+        """Whether it may be rewound to `common` tokens, rather than forked there.
+
+        Being named allows to drop the last answer of a session that waits for its tool, and up to
+        half of one that does not. Beyond that even its owner may mean another branch (a title, a
+        sub-agent, a summary), and a fork costs pages only.
+
+        Args:
+            common: Tokens that a request repeats.
+            now: The store's clock.
+            is_named: The request names this session.
+            drops_answers: The request may take the place of an earlier answer.
+        """
+        if self.session.busy:
+            return False
+        if common >= len(self.trail) - 1:
+            return True
+        if not drops_answers:
+            return False
+        is_answer_dropped = common >= self.turn_start
+        if self.is_waiting(now):
+            return is_named and is_answer_dropped
+        return is_answer_dropped or (is_named and 2 * common >= len(self.trail))
 
     def may_be_evicted(self, num_tokens: int, now: float) -> bool:
         """Whether a request of `num_tokens` may take this session's memory.
@@ -134,6 +171,7 @@ class Resident:
             idle_s=0.0 if is_busy else now - self.released_at,
             tenant=self.tenant,
             is_pinned=self.session.is_pinned,
+            is_sibling=self.is_sibling,
         )
 
 

@@ -29,7 +29,7 @@ __all__ = ["ComingPrefix", "Origin", "SessionStore"]
 
 logger = logging.getLogger(__name__)
 
-# Fewer tokens are prefilled sooner than waited for: a chunk, where others decode.
+# Fewer tokens are prefilled sooner than waited for, or kept.
 _WORTH_WAITING = 32
 
 
@@ -260,30 +260,16 @@ class SessionStore:
         if best is None or self._may_take_over(best, common, request):
             return best, common
         for entry in request.search_order(self._entries):
-            if not self._may_take_over(entry, common, request):
-                continue
-            if request.shared_with(entry, more_than=common - 1) == common:
+            may_take_over = self._may_take_over(entry, common, request)
+            if may_take_over and request.shared_with(entry, more_than=common - 1) == common:
                 return entry, common
         return best, common
 
     def _may_take_over(self, entry: Resident, common: int, request: PrefixRequest) -> bool:
-        """Whether a session may be rewound to `common` tokens, rather than forked there.
-
-        Being named allows to drop the last answer of a session that waits for its tool, and up to
-        half of one that does not. Beyond that even its owner may mean another branch (a title, a
-        sub-agent, a summary), and a fork costs pages only.
-        """
-        if entry.session.busy:
-            return False
-        if common >= len(entry.trail) - 1:
-            return True
-        if not request.drops_answers:
-            return False
         is_named = request.origin(entry) != "prefix"
-        is_answer_dropped = common >= entry.turn_start
-        if entry.is_waiting(self._clock()):
-            return is_named and is_answer_dropped
-        return is_answer_dropped or (is_named and 2 * common >= len(entry.trail))
+        return entry.may_be_taken_over(
+            common, self._clock(), is_named=is_named, drops_answers=request.drops_answers
+        )
 
     def _take_or_fork(self, donor: Resident, common: int, request: PrefixRequest) -> Resident:
         session = donor.session
@@ -305,8 +291,22 @@ class SessionStore:
                 in_place = True  # the donor would have to go, and its prefix is what is needed
         if in_place:
             self._make_room(request.need(lambda rows: pages_to_grow(session.kv, kept, rows), donor))
+            self._keep_sibling(donor, kept, request)
             return donor
         return self.adopt(session.fork(kept, session_id=_new_id()), request.tenant)
+
+    def _keep_sibling(self, donor: Resident, kept: int, request: PrefixRequest) -> None:
+        """Let what a turn is about to drop live on for a while, where memory is free."""
+        now = self._clock()
+        for entry in [entry for entry in self._entries.values() if entry.is_old_sibling(now)]:
+            self.discard(entry.session)
+        # The copy of a begun page, and all that the turn takes without the pages that it drops.
+        count = 1 + num_pages(request.num_planned) - kept // PAGE_ROWS
+        num_spare = self._budget.num_spare(self._entries.values())
+        if len(donor.trail) - kept >= _WORTH_WAITING and num_spare >= count:
+            sibling = self.adopt(donor.session.fork(session_id=_new_id()), donor.tenant)
+            sibling.turn_start, sibling.released_at = donor.turn_start, now
+            sibling.is_sibling = True
 
     def _open_new(self, request: PrefixRequest, session_id: str) -> Resident:
         self._make_room(request.need(num_pages))
@@ -321,6 +321,7 @@ class SessionStore:
         num_kept = min(common, len(request.prompt) - 1)
         entry.begin(request.prompt, num_kept, request.num_planned)
         entry.turn_start = len(request.prompt) if turn_start is None else turn_start
+        entry.is_sibling = False
         is_claimed = entry.session.try_claim()
         assert is_claimed, "only idle sessions are taken over"
         self._touch(entry)
@@ -340,7 +341,7 @@ class SessionStore:
     def _evict(self, entry: Resident) -> None:
         session = entry.session
         logger.debug("evicted session=%s tokens=%s", session.session_id, len(session.token_ids))
-        if self.on_evict is not None:
+        if self.on_evict is not None and not entry.is_sibling:
             self.on_evict(session)
         self.discard(session)
 

@@ -198,7 +198,7 @@ class Tiers:
             return
         for info in self._store.sessions():
             session = self._store.get(info.session_id)
-            if not info.is_busy and session.token_ids:
+            if not info.is_busy and not info.is_sibling and session.token_ids:
                 self.disk.flush()  # one at a time, so that none is turned away
                 self.disk.save(session)
         self.disk.flush()

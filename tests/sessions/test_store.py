@@ -715,3 +715,54 @@ def test_any_traffic_within_a_small_budget_keeps_sessions_valid_and_memory_bound
             assert run(cold, turn.token_ids[:-4]).token_ids == turn.token_ids, "same answer"
     store.close()
     assert target.new_cache().pool.used_bytes == 0
+
+
+# --- branches that were dropped -----------------------------------------------------------------
+
+
+def test_a_retry_that_goes_back_to_a_dropped_branch_finds_it(store: SessionStore) -> None:
+    first = run(store, ids(1, 300))
+    bad = run(store, first.token_ids + ids(2, 40), num_answer=40)
+    named = {"hint_session_id": first.session.session_id}
+    again = run(store, first.token_ids + ids(5, 40), **named)  # asks in other words
+    assert again.session is bad.session, "in place: it goes on under its name"
+    assert again.prefilled == 40
+    back = run(store, bad.token_ids + ids(3, 20))
+    assert back.prefilled == 21, "what is new, and the pending token"
+    forth = run(store, again.token_ids + ids(4, 20))
+    assert forth.prefilled == 21
+    assert forth.session is again.session
+    assert len(store) == 2
+
+
+def test_a_dropped_branch_goes_after_a_while_and_a_short_one_at_once(
+    store: SessionStore, clock: Clock
+) -> None:
+    first = run(store, ids(1, 300), num_answer=40)
+    run(store, ids(1, 300), num_answer=4)
+    assert [info.is_sibling for info in store.sessions()] == [True, False]
+    clock.now_s += 301.0
+    run(store, ids(1, 300))
+    assert [info.is_sibling for info in store.sessions()] == [False], "and 4 tokens are not kept"
+    assert run(store, first.token_ids).prefilled > 30
+
+
+def test_dropped_branches_take_no_memory_from_anybody() -> None:
+    """Two of three pages hold a session: its answer that is dropped would need another two."""
+    target, store = open_store(num_pages=3)
+    run(store, ids(1, 450), num_answer=40)
+    run(store, ids(1, 450), num_answer=41)
+    assert len(store) == 1
+    store.close()
+    target, store = open_store(num_pages=5)
+    kept: list[Session] = []
+    store.on_evict = kept.append
+    run(store, ids(1, 450), num_answer=40)
+    run(store, ids(1, 450), num_answer=41)
+    assert len(store) == 2
+    run(store, ids(2, 600))
+    assert len(store) == 2, "it went first"
+    assert not any(info.is_sibling for info in store.sessions())
+    assert kept == [], "and is not written anywhere"
+    store.close()
+    assert target.pool.used_bytes == 0

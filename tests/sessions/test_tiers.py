@@ -397,6 +397,35 @@ def test_nothing_measured_decides_where_output_must_be_reproducible(
     store.close()
 
 
+def test_a_session_in_a_folder_of_its_own_is_found_and_left_there(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = Session(target, NullDrafter(), session_id="../escape")
+    session.sync(IDS[:150])
+    session.save(tmp_path / "saved")
+    session.close()
+    for is_gone in (False, True):
+        with disk_tiers(tmp_path / f"tier {is_gone}", target) as (store, tiers):
+            assert tiers.add_folder(tmp_path, target, "a") == 0, "no KV was saved there"
+            assert tiers.add_folder(tmp_path / "saved", target, "a") == 150
+            if is_gone:
+                (tmp_path / "saved" / MANIFEST).unlink()
+            assert turn(store, tiers, IDS, "b")[1] == 0
+            session_id, cached = turn(store, tiers, IDS, "a")
+            assert cached == (0 if is_gone else 150)
+            assert session_id != "../escape"
+            store._evict(next(iter(store._entries.values())))
+            (kept,) = [k for t, k in tiers.kept() if t == "folder"] or [None]
+            assert (kept is None) is is_gone
+            if kept is not None:
+                tiers.forget_copies([kept.session_id])
+                assert {tier for tier, _ in tiers.kept()} == {"disk"}
+                assert tiers._tiers["folder"].open(kept) is None
+    assert "starts cold" in caplog.text
+    assert not (tmp_path / "escape").exists()
+    assert list((tmp_path / "saved").glob("kv-*"))
+
+
 def test_a_rate_forgets_old_work() -> None:
     rate = Rate()
     assert rate.seconds(10.0) is None
