@@ -77,7 +77,7 @@ def test_a_field_of_another_type_is_named_with_what_to_use(
 
 
 def test_lists_become_tuples() -> None:
-    call = ToolCall("f", {"a": [1, 2.5, None, True, ("x",)]})
+    call = ToolCall("f", {"a": [1, 2.5, None, True, {}]})
     message = Message("assistant", tool_calls=[call])  # type: ignore[arg-type]  # what users pass
     assert message.tool_calls == (call,)
     assert ToolChoice("required", ["f"]).names == ("f",)  # type: ignore[arg-type]  # likewise
