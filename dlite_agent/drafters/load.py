@@ -16,6 +16,7 @@ from dlite_agent.drafters.self_test import self_test
 from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import DLiteError, DrafterMismatchError
+from dlite_agent.kernels.ngram_kernels import NgramKernels
 from dlite_agent.kernels.row_kernels import RowKernels
 from dlite_agent.models.block_config import BlockConfig
 from dlite_agent.models.checkpoint_source import Progress
@@ -103,6 +104,7 @@ def copying_drafter(
     name: str,
     target_config: TargetConfig,
     workspace: Callable[[], Workspace] | None = None,
+    kernels: NgramKernels | None = None,
 ) -> Drafter:
     """Make the drafter without weights that an option names.
 
@@ -110,6 +112,7 @@ def copying_drafter(
         name: `"auto"`, `"null"`, `"lookup"` or `"suffix"`.
         target_config: The target that it must fit; these fit every target.
         workspace: Gives what the tenant's other sessions know; read by `"auto"` and `"suffix"`.
+        kernels: Of the index that is copied from; None for Python's.
 
     Raises:
         DrafterMismatchError: No drafter has this name.
@@ -118,8 +121,15 @@ def copying_drafter(
     if name == "null":
         return NullDrafter()
     if name == "auto":  # whoever runs it decides how much of a block pays
-        return SuffixDrafter(max_block=MAX_ROWS - 1, min_reached=_MIN_REACHED, workspace=workspace)
-    return SuffixDrafter(workspace=workspace) if name == "suffix" else LookupDrafter()
+        return SuffixDrafter(
+            max_block=MAX_ROWS - 1,
+            min_reached=_MIN_REACHED,
+            workspace=workspace,
+            kernels=kernels,
+        )
+    if name == "suffix":
+        return SuffixDrafter(workspace=workspace, kernels=kernels)
+    return LookupDrafter(kernels=kernels)
 
 
 def load_drafter(

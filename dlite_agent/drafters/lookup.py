@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
 from dlite_agent.drafters.suffix_index import SuffixIndex
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.kernels.ngram_kernels import NgramKernels
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
 
@@ -49,6 +50,7 @@ class LookupDrafter:
         sizes: n-gram sizes to look for, in descending order.
         max_block: Most tokens to propose.
         max_probes: Most chain entries to follow for each size.
+        kernels: Of the index; None for Python's.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -58,7 +60,12 @@ class LookupDrafter:
     requires = Requires()
 
     def __init__(
-        self, *, sizes: tuple[int, ...] = (4, 3, 2), max_block: int = 7, max_probes: int = 8
+        self,
+        *,
+        sizes: tuple[int, ...] = (4, 3, 2),
+        max_block: int = 7,
+        max_probes: int = 8,
+        kernels: NgramKernels | None = None,
     ) -> None:
         if not sizes or min(sizes) < 1 or tuple(sorted(set(sizes), reverse=True)) != sizes:
             raise ConfigurationError(
@@ -71,10 +78,11 @@ class LookupDrafter:
         self._sizes = sizes
         self._max_block = max_block
         self._max_probes = max_probes
+        self._kernels = kernels
 
     def start(self, token_ids: list[int]) -> LookupState:
         """Index a session's tokens; about half a microsecond a token."""
-        state = LookupState(SuffixIndex(self._sizes))
+        state = LookupState(SuffixIndex(self._sizes, self._kernels))
         state.index.append(token_ids)
         return state
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from operator import mul
 
 import numpy as np
 import numpy.typing as npt
+
+from dlite_agent.kernels.ngram_kernels import NgramKernels, NgramStruct
 
 __all__ = ["NgramTable", "hash_ngram"]
 
@@ -44,12 +47,29 @@ class NgramTable:
         sizes: n-gram sizes, at most 32.
         start: First position.
         num_tokens: Room for that many at once.
+        kernels: Enter n-grams; None does so in Python and numpy.
     """
 
-    def __init__(self, sizes: tuple[int, ...], start: int, num_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        start: int,
+        num_tokens: int = 0,
+        kernels: NgramKernels | None = None,
+    ) -> None:
         self.sizes = sizes
         self.start = start
         self.stop = start
+        self._kernels = kernels
+        self._sizes = np.array(sizes, dtype=np.int64)
+        self._struct = NgramStruct(
+            sizes=self._sizes.ctypes.data,
+            multipliers=_NUMPY_MULTIPLIERS.ctypes.data,
+            num_sizes=len(sizes),
+            start=start,
+        )
+        self.address = ctypes.addressof(self._struct)
+        """Of the `NgramStruct`; stays the same."""
         self._reserve_previous(num_tokens)
         self._set_buckets(num_tokens)
 
@@ -71,18 +91,22 @@ class NgramTable:
         found: int = self._previous_views[row][position - self.start]
         return found
 
-    def append(self, ids: Ids, view: memoryview, stop: int) -> None:
+    def append(self, ids: Ids, view: memoryview, address: int, stop: int) -> None:
         """Enter the n-grams that end in [self.stop, stop).
 
         Args:
             ids: All ids of the timeline; those before `stop` are read.
             view: The same memory, for reading one by one.
+            address: The same memory, for kernels.
             stop: End of what is entered; the table's new end.
         """
         first, self.stop = self.stop, stop
         self._reserve_previous(stop - self.start)
         if len(self) > _MAX_LOAD * self._num_buckets:
             self._grow_buckets(ids, first)
+        if self._kernels is not None:
+            self._kernels.enter(self.address, address, first, stop)
+            return
         for row, size in enumerate(self.sizes):
             begin = max(first, size - 1)
             if stop - begin > _SCALAR_TOKENS:
@@ -112,6 +136,8 @@ class NgramTable:
         if held is not None:
             self._previous[:, : held.shape[1]] = held
         self._previous_views = [row.data for row in self._previous]
+        self._struct.previous = self._previous.ctypes.data
+        self._struct.capacity = self._previous.shape[1]
 
     def _set_buckets(self, num_tokens: int) -> None:
         bits = (_MIN_BUCKETS - 1).bit_length()
@@ -121,6 +147,7 @@ class NgramTable:
         self._shift = 64 - bits
         self._last: Ids = np.full((len(self.sizes), self._num_buckets), -1, dtype=np.int32)
         self._last_views = [row.data for row in self._last]
+        self._struct.last, self._struct.shift = self._last.ctypes.data, self._shift
 
     def _grow_buckets(self, ids: Ids, stop: int) -> None:
         """More buckets for [start, stop), newest positions only."""

@@ -12,6 +12,7 @@ from dlite_agent.drafters.drafter import DraftBlock, DraftState, Requires
 from dlite_agent.drafters.suffix_index import Match, SuffixIndex
 from dlite_agent.drafters.workspace import Workspace
 from dlite_agent.errors import ConfigurationError
+from dlite_agent.kernels.ngram_kernels import NgramKernels
 from dlite_agent.models.target import TargetHidden
 from dlite_agent.sampling import KeyedNoise
 
@@ -95,6 +96,7 @@ class SuffixDrafter:
         workspace: Gives what other sessions of the tenant have read and written, for where the
             session itself does not hold five tokens like its last and the workspace holds more;
             None for nothing. One drafter is for one tenant.
+        kernels: Of the index; None for Python's.
 
     Raises:
         ConfigurationError: A value is out of range.
@@ -113,6 +115,7 @@ class SuffixDrafter:
         max_block: int = 16,
         min_reached: float = 0.05,
         workspace: Callable[[], Workspace] | None = None,
+        kernels: NgramKernels | None = None,
     ) -> None:
         if max_block < 1 or not 0.0 <= min_reached <= 1.0:
             raise ConfigurationError(
@@ -122,10 +125,11 @@ class SuffixDrafter:
         self._max_block = max_block
         self._min_reached = min_reached
         self._workspace = workspace
+        self._kernels = kernels
 
     def start(self, token_ids: list[int]) -> SuffixState:
         """Index a session's tokens; about half a microsecond a token."""
-        state = SuffixState(SuffixIndex(_SIZES))
+        state = SuffixState(SuffixIndex(_SIZES, self._kernels))
         state.index.append(token_ids)
         return state
 

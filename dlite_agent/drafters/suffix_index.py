@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlite_agent.drafters.ngram_table import Ids, NgramTable, hash_ngram
+from dlite_agent.kernels.ngram_kernels import MAX_PROBES, NgramKernels
 
 __all__ = ["Match", "SuffixIndex"]
 
@@ -16,6 +18,7 @@ _MIN_CAPACITY = 256
 _GROWTH = 1.25
 # A rewound table has positions that are no longer ours; so many times the probes are walked past.
 _WALK = 8
+_EVERYTHING = 2**62
 
 
 class Match(NamedTuple):
@@ -37,6 +40,7 @@ class _Tokens:
         self.ids: Ids = np.zeros(capacity, dtype=np.int32)
         self.ids[: held.shape[0]] = held
         self.view = self.ids.data
+        self.address = self.ids.ctypes.data
         self.is_shared = False
         self.used = held.shape[0]
 
@@ -62,14 +66,18 @@ class SuffixIndex:
 
     Args:
         sizes: n-gram sizes, longest first.
+        kernels: Enter and find n-grams; None does so in Python and numpy.
     """
 
-    def __init__(self, sizes: tuple[int, ...]) -> None:
+    def __init__(self, sizes: tuple[int, ...], kernels: NgramKernels | None = None) -> None:
         self.sizes = sizes
+        self._kernels = kernels
+        self._structs: tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_int64], int]
+        self._has_structs = False
         self._length = 0
         self._tokens = _Tokens(np.zeros(0, dtype=np.int32), _MIN_CAPACITY)
         self._frozen: tuple[_Frozen, ...] = ()
-        self._tail = NgramTable(sizes, 0)
+        self._tail = NgramTable(sizes, 0, kernels=kernels)
 
     @property
     def length(self) -> int:
@@ -93,8 +101,8 @@ class SuffixIndex:
         self._tokens.ids[start:end] = token_ids
         self._tokens.used = self._length = end
         if self._tail.stop == self._tail.start:
-            self._tail = NgramTable(self.sizes, start, end - start)
-        self._tail.append(self._tokens.ids, self._tokens.view, end)
+            self._replace_tail(start, end - start)
+        self._tail.append(self._tokens.ids, self._tokens.view, self._tokens.address, end)
 
     def truncate_to(self, length: int) -> None:
         """Forget tokens from `length` on."""
@@ -103,7 +111,7 @@ class SuffixIndex:
         if length > self._tail.start:
             self._tail.truncate_to(self._tokens.ids, length)
         else:
-            self._tail = NgramTable(self.sizes, length)
+            self._replace_tail(length)
             self._frozen = tuple(
                 _Frozen(frozen.table, min(frozen.stop, length))
                 for frozen in self._frozen
@@ -116,9 +124,9 @@ class SuffixIndex:
         self._freeze()
         self._tokens.is_shared = True
         other = SuffixIndex.__new__(SuffixIndex)
-        other.sizes = self.sizes
+        other.sizes, other._kernels = self.sizes, self._kernels
         other._length, other._tokens, other._frozen = self._length, self._tokens, self._frozen
-        other._tail = NgramTable(self.sizes, self._length)
+        other._replace_tail(self._length)
         return other
 
     def token(self, position: int) -> int:
@@ -142,6 +150,10 @@ class SuffixIndex:
             max_length: Most tokens to compare; at least the longest size.
             ahead: Tokens that would follow the last one; they are taken for the end.
         """
+        if not ahead and self._kernels is not None and max_probes <= MAX_PROBES:
+            count = min(max_length, self._length)
+            end = self._tokens.address + self._tokens.ids.itemsize * (self._length - count)
+            return self._find_natively((end, count), max_probes, self._length - 1)
         context = self.last(max(0, max_length - len(ahead)))
         context.extend(ahead[-max_length:])
         return self.find(context, max_probes, before=self._length - (not ahead))
@@ -157,6 +169,9 @@ class SuffixIndex:
             before: Only positions before this one.
         """
         limit = self._length if before is None else before
+        if self._kernels is not None and max_probes <= MAX_PROBES:
+            ids = np.array(context, dtype=np.int32)
+            return self._find_natively((ids.ctypes.data, len(ids)), max_probes, limit)
         recent = list(reversed(context))
         for row, size in enumerate(self.sizes):
             if len(recent) < size:
@@ -206,6 +221,23 @@ class SuffixIndex:
             found.append(found[len(found) - period])
         return found
 
+    def _find_natively(self, context: tuple[int, int], max_probes: int, limit: int) -> list[Match]:
+        """`find` through the kernels; a context by its address and length."""
+        assert self._kernels is not None, "whoever asks has looked"
+        if not self._has_structs:
+            ordered = self._ordered_tables()
+            count, newest = len(ordered), _EVERYTHING  # the tail only has what is ours
+            addresses = (ctypes.c_void_p * count)(*[table.address for table, _ in ordered])
+            stops = (ctypes.c_int64 * count)(newest, *[stop for _, stop in ordered[1:]])
+            self._structs, self._has_structs = (addresses, stops, count), True
+        address = self._tokens.address
+        found = self._kernels.find(self._structs, address, context, limit, max_probes)
+        return [Match(*place) for place in found]
+
+    def _replace_tail(self, start: int, num_tokens: int = 0) -> None:
+        self._tail = NgramTable(self.sizes, start, num_tokens, self._kernels)
+        self._has_structs = False
+
     def _probe(self, row: int, ngram_hash: int, max_probes: int, limit: int) -> list[int]:
         """Positions before `limit` in the buckets of an n-gram, the newest first."""
         found: list[int] = []
@@ -249,8 +281,9 @@ class SuffixIndex:
         kept = [*self._frozen, _Frozen(self._tail, self._tail.stop)]
         while len(kept) > 1 and len(kept[-2]) <= 2 * len(kept[-1]):
             last, before = kept.pop(), kept.pop()
-            table = NgramTable(self.sizes, before.table.start, last.stop - before.table.start)
-            table.append(self._tokens.ids, self._tokens.view, last.stop)
+            start, tokens = before.table.start, self._tokens
+            table = NgramTable(self.sizes, start, last.stop - start, self._kernels)
+            table.append(tokens.ids, tokens.view, tokens.address, last.stop)
             kept.append(_Frozen(table, last.stop))
         self._frozen = tuple(kept)
-        self._tail = NgramTable(self.sizes, self._length)
+        self._replace_tail(self._length)

@@ -28,6 +28,7 @@ from dlite_agent.drafters.load import (
 from dlite_agent.drafters.suffix import SuffixState
 from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.errors import CapacityError, DrafterMismatchError
+from dlite_agent.kernels.ngram_kernels import load_ngram_kernels
 from dlite_agent.kernels.row_kernels import load_row_kernels
 from dlite_agent.models.cost_cache import cost_key, read_cost_table, write_cost_table
 from dlite_agent.models.cost_table import (
@@ -101,9 +102,11 @@ def make_drafters(
     checkpoint = resolve_checkpoint(config.model, config.revision)
     explain_drafter(config.drafter, target.config, checkpoint)  # a name of nobody is an error
 
+    ngrams = load_ngram_kernels(config.cache_folder())
+
     def copying(tenant: str) -> Drafter:
         workspace = None if workspaces is None else partial(workspaces.of, tenant)
-        return copying_drafter(config.drafter, target.config, workspace)
+        return copying_drafter(config.drafter, target.config, workspace, ngrams)
 
     if is_loaded_drafter(config.drafter):
         loaded = _load_named(config, checkpoint, target, report)

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dlite_agent.drafters.ngram_table import NgramTable, hash_ngram
 from dlite_agent.drafters.suffix_index import Match, SuffixIndex
+from tests.kernels.native_library import ngram_kernels
 
 SIZES = (4, 2, 1)
 EVERYTHING = 100_000
@@ -234,9 +235,41 @@ def test_a_table_pops_what_it_pushed() -> None:
     ids = np.array([rng.randrange(6) for _ in range(3000)], dtype=np.int32)
     view = ids.data
     table = NgramTable((3, 1), 0, 3000)
-    table.append(ids, view, 1500)
+    table.append(ids, view, ids.ctypes.data, 1500)
     last, previous = table._last.copy(), table._previous[:, :1500].copy()
-    table.append(ids, view, 3000)
+    table.append(ids, view, ids.ctypes.data, 3000)
     table.truncate_to(ids, 1500)
     assert (table._last == last).all()
     assert (table._previous[:, :1500] == previous).all()
+
+
+def check_twins(plain: SuffixIndex, native: SuffixIndex, rng: random.Random) -> None:
+    assert native.length == plain.length
+    context = [rng.randrange(-1, 4) for _ in range(rng.randrange(1, 12))]
+    for probes in (1, 3, 16):
+        assert native.search(probes, 8) == plain.search(probes, 8)
+        assert native.search(probes, 8, context[:2]) == plain.search(probes, 8, context[:2])
+        assert native.find(context, probes) == plain.find(context, probes)
+
+
+def test_kernels_find_what_python_finds_after_any_history() -> None:
+    rng = random.Random(5)
+    pairs = [(SuffixIndex(SIZES), SuffixIndex(SIZES, ngram_kernels()))]
+    check_twins(*pairs[0], rng)  # both are empty
+    for _ in range(150):
+        plain, native = rng.choice(pairs)
+        kind = rng.random()
+        if kind < 0.7:
+            # often one, as while decoding; sometimes enough to grow every array
+            more = [rng.randrange(-1, 4) for _ in range(rng.choice((0, 1, 1, 2, 17, 200)))]
+            plain.append(more)
+            native.append(more)
+        elif kind < 0.9:
+            length = max(0, plain.length - rng.choice((1, 2, 30, 200)))
+            plain.truncate_to(length)
+            native.truncate_to(length)
+        elif len(pairs) < 6:
+            pairs.append((plain.fork(), native.fork()))
+        check_twins(plain, native, rng)
+    assert max(native.length for _, native in pairs) > 500
+    assert max(len(native.tables) for _, native in pairs) > 1
