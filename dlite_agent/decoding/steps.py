@@ -118,17 +118,22 @@ def run_together(
     """
     items: list[Item] = []
     wants: dict[int, ForwardRows] = {}
+    num_rows: dict[int, int] = {}
+    total = 0
 
     def resume(number: int, output: TargetOutput | None) -> None:
-        others = [len(rows.token_ids) for other, rows in wants.items() if other != number]
-        load.set(turns=len(others), rows=sum(others), drafted=sum(others) - len(others))
+        nonlocal total
+        total -= num_rows.pop(number, 0)
+        others = len(num_rows)
+        load.set(turns=others, rows=total, drafted=total - others)
         try:
             step = turns[number].send(output)
             while not isinstance(step, ForwardRows):
                 if not isinstance(step, Pause):
                     items.append(step)
                 step = turns[number].send(None)
-            wants[number] = step
+            wants[number], num_rows[number] = step, len(step.token_ids)
+            total += num_rows[number]
         except StopIteration:
             wants.pop(number, None)
 

@@ -14,6 +14,8 @@ from dlite_agent.sampling import KeyedNoise
 
 __all__ = ["LookupDrafter", "LookupState"]
 
+_NOTHING = DraftBlock(source="lookup")
+
 
 @dataclass(slots=True)
 class LookupState:
@@ -99,7 +101,7 @@ class LookupDrafter:
         index = _own(state).index
         matches = index.search(self._max_probes, self._sizes[0])
         if not matches or budget < 1:
-            return DraftBlock(source=self.name)
+            return _NOTHING
         newest = matches[0]
         size = max(size for size in self._sizes if size <= newest.length)
         count = min(budget, self._max_block, 2 * size - 1)

@@ -9,6 +9,8 @@ from dlite_agent.sampling import KeyedNoise
 
 __all__ = ["NullDrafter"]
 
+_NOTHING = DraftBlock(source="null")
+
 
 class NullDrafter:
     """Proposes nothing and remembers nothing."""
@@ -30,7 +32,7 @@ class NullDrafter:
         budget: int,
     ) -> DraftBlock:
         """An empty block."""
-        return DraftBlock(source=self.name)
+        return _NOTHING
 
     def commit(self, state: DraftState | None, token_ids: list[int]) -> None:
         """Nothing to do."""

@@ -18,6 +18,7 @@ from dlite_agent.sampling import KeyedNoise
 
 __all__ = ["SuffixDrafter", "SuffixState"]
 
+_NOTHING = DraftBlock(source="suffix")
 _SIZES = (8, 3, 1)
 _MAX_PROBES = 16
 _MAX_LENGTH = 32
@@ -147,7 +148,7 @@ class SuffixDrafter:
         own.matched = 0
         count = min(budget, self._max_block)
         if count < 1:
-            return DraftBlock(source=self.name)
+            return _NOTHING
         places = own.weighed()
         own_length = places[0][1].length if places else 0
         if self._workspace is not None and own_length < _FOREIGN_LENGTH:
@@ -155,7 +156,7 @@ class SuffixDrafter:
             if foreign is not None:
                 return foreign
         if not places:
-            return DraftBlock(source=self.name)
+            return _NOTHING
         worth, match = places[0]
         own.trail.note(own.index, match, worth)
         own.matched = match.length

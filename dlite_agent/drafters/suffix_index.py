@@ -98,7 +98,10 @@ class SuffixIndex:
         """Add tokens at the end."""
         start, end = self._length, self._length + len(token_ids)
         self._own_tokens(end)
-        self._tokens.ids[start:end] = token_ids
+        if end - start == 1:
+            self._tokens.view[start] = token_ids[0]  # without the cost of an array operation
+        else:
+            self._tokens.ids[start:end] = token_ids
         self._tokens.used = self._length = end
         if self._tail.stop == self._tail.start:
             self._replace_tail(start, end - start)

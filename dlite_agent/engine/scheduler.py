@@ -51,7 +51,6 @@ class _Turn:
         share: Its part in the batch.
         ticket: Who asked for it.
         wants: What it waits for; None before its first step.
-        is_prefilling: Its rows in `wants` are a chunk of its prompt.
         served_at: Number of the forward that computed its last chunk.
         seen_ended: How many turns had ended when it was resumed last.
         is_pressed: Everybody waits: it must not, until it computes something.
@@ -61,14 +60,17 @@ class _Turn:
     share: BatchShare
     ticket: Ticket
     wants: ForwardRows | Pause | None = None
-    is_prefilling: bool = False
     served_at: int = 0
     seen_ended: int = -1
     is_pressed: bool = False
 
     @property
-    def num_rows(self) -> int:
-        return len(self.wants.token_ids) if isinstance(self.wants, ForwardRows) else 0
+    def rows(self) -> tuple[int, int]:
+        """Its rows in the next forward, and how many of them are drafted."""
+        wants = self.wants
+        if not isinstance(wants, ForwardRows):
+            return 0, 0
+        return len(wants.token_ids), max(0, len(wants.logits_for) - 1)  # a chunk has one at most
 
     def is_paused(self, *reasons: str) -> bool:
         return isinstance(self.wants, Pause) and self.wants.reason in reasons
@@ -93,6 +95,7 @@ class Scheduler:
         self._load = load if load is not None else Load()
         self._turns: list[_Turn] = []  # in the order in which they came
         self._num_ended = 0
+        self._wanted = (0, 0, 0)  # turns, rows and drafted rows of the next forward, so far
         self.num_forwards = 0
         """Shared forwards so far."""
 
@@ -171,7 +174,6 @@ class Scheduler:
             turn.share.chunk_rows = chunk_rows
             self._resume(turn)
             if isinstance(turn.wants, ForwardRows):
-                turn.is_prefilling = True
                 turn.served_at = self.num_forwards + 1
                 return [turn]
         return []
@@ -219,14 +221,17 @@ class Scheduler:
         self, turn: _Turn, begin: Callable[[TurnSteps], ForwardRows | Pause | GenerationChunk]
     ) -> None:
         """Run a turn to where it wants something, or to its end."""
-        self._tell_load(turn)
-        turn.is_prefilling = False
+        self._count(turn, -1)
+        turns, rows, drafted = self._wanted
+        self._load.set(turns=turns, rows=rows, drafted=drafted)
+        turn.wants = None
         try:
             step = begin(turn.steps)
             while isinstance(step, GenerationChunk):
                 turn.ticket.put(step)
                 step = turn.steps.send(None)
             turn.wants = step
+            self._count(turn, 1)
             turn.is_pressed &= not isinstance(step, ForwardRows)
         except StopIteration:
             self._end(turn, Finished())
@@ -238,12 +243,11 @@ class Scheduler:
     def _end(self, turn: _Turn, event: Event) -> None:
         self._turns.remove(turn)
         self._num_ended += 1
-        turn.wants = None
         turn.ticket.put(event)
 
-    def _tell_load(self, turn: _Turn) -> None:
-        """What the others will have in the next forward, as far as is known."""
-        others = [other for other in self._turns if other is not turn and other.num_rows]
-        rows = sum(other.num_rows for other in others)
-        drafted = sum(other.num_rows - 1 for other in others if not other.is_prefilling)
-        self._load.set(turns=len(others), rows=rows, drafted=drafted)
+    def _count(self, turn: _Turn, sign: int) -> None:
+        """Take a turn's rows into what the next forward has, or out of it."""
+        num_rows, num_drafted = turn.rows
+        if num_rows:
+            turns, rows, drafted = self._wanted
+            self._wanted = turns + sign, rows + sign * num_rows, drafted + sign * num_drafted
