@@ -17,9 +17,12 @@ import pytest
 from dlite_agent.cli import serve
 from dlite_agent.cli.main import main
 from dlite_agent.config import EngineConfig
-from dlite_agent.errors import ConfigurationError
+from dlite_agent.errors import ConfigurationError, ModelNotFoundError
 from dlite_agent.serving.server import open_listener
+from dlite_agent.serving.server import serve as run_server
+from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.sessions.disk_folder import saved_folders
+from dlite_agent.testing import ScriptedEngine
 from tests.tiny_checkpoint import control_id, write_checkpoint
 
 LIMIT_S = 60.0
@@ -86,6 +89,8 @@ def test_a_signal_ends_streams_cleanly_and_saves_their_sessions(tmp_path: Path) 
             "logit_bias": {str(token_id): -100 for token_id in stops},
             "stream": True,
         }
+        asked = httpx.post(f"{url[0][:-3]}/tokenize", json={"prompt": "abc"}, verify=False)
+        assert asked.json()["count"] == 3  # questions cross to the model's process, too
         endpoint = f"{url[0]}/chat/completions"
         with httpx.stream("POST", endpoint, json=body, timeout=LIMIT_S, verify=False) as answer:
             assert answer.status_code == 200
@@ -102,12 +107,18 @@ def test_a_signal_ends_streams_cleanly_and_saves_their_sessions(tmp_path: Path) 
     assert len(saved.kept.trail) > 0
 
 
-def test_a_model_that_does_not_exist_ends_the_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dlite_agent.cli.main", "serve", str(tmp_path / "no")]
-    done = subprocess.run([*command, "--port", "0"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "dlite-agent serve: " in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    class Missing(ScriptedEngine):
+        @property
+        def max_context(self) -> int:  # type: ignore[override]
+            raise ModelNotFoundError("no such model")
+
+        @max_context.setter
+        def max_context(self, value: int) -> None:
+            pass
+
+    with pytest.raises(ModelNotFoundError, match="no such model"):
+        run_server(Missing([]), ServerSettings(), open_listener("127.0.0.1", 0))
 
 
 def test_an_address_of_the_sixth_version_is_one() -> None:
