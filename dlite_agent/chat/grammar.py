@@ -219,14 +219,14 @@ def _parameters(tool: str, schema: Mapping[str, JSON]) -> Iterator[tuple[str, JS
         if value is not False:
             yield key, value, key in required
     others = found.get("additionalProperties", known is None)
-    for key in required:
-        if isinstance(key, str) and key not in properties:
+    for name in required:
+        if isinstance(name, str) and name not in properties:
             if others is False:
                 raise RequestError(
-                    f"the tool {tool!r} requires {key!r}, which is none of its properties; "
+                    f"the tool {tool!r} requires {name!r}, which is none of its properties; "
                     "describe it, or do not require it"
                 )
-            yield key, others, True
+            yield name, others, True
 
 
 def _text(schema: Mapping[str, JSON], *, is_strict: bool) -> str:
