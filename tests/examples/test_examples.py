@@ -63,3 +63,18 @@ def test_an_answer_fits_its_schema_and_a_tool_is_called(
     assert isinstance(finding.line, int)
     assert [(call["name"], call["args"]) for call in calls] == [("run_tests", {})]
     assert "kind=" in capsys.readouterr().out
+
+
+def test_another_way_from_an_earlier_step_computes_what_is_new(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    end, branch = example("05_time_travel.py")["main"]()
+    assert branch["prompt_tokens"] < end["prompt_tokens"]
+    assert branch["prefilled_tokens"] < branch["prompt_tokens"] / 5
+    assert "the other way" in capsys.readouterr().out
+
+
+def test_a_parent_of_sub_agents_computes_what_is_new(capsys: pytest.CaptureFixture[str]) -> None:
+    _, second = example("06_sub_agents.py")["main"]()
+    assert second["prefilled_tokens"] == second["new_tokens"] + 1
+    assert capsys.readouterr().out.count("The tests pass.") == 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import blockbuster
 import pytest
+from langchain_core.messages import HumanMessage
 
 from dlite_agent import Engine
 from dlite_agent.cli.main import main as dlite_agent
@@ -39,6 +42,23 @@ def test_it_answers_a_request_on_a_folder(
     turns = [m.response_metadata["dlite"] for m in messages if m.type == "ai"]
     assert all(turn["prefilled_tokens"] == turn["new_tokens"] + 1 for turn in turns[1:])
     assert "prefilled)" in capsys.readouterr().out
+
+
+async def test_the_graph_of_the_server_answers_without_blocking_its_loop(tmp_path: Path) -> None:
+    config = json.loads((FOLDER / "langgraph.json").read_text(encoding="utf-8"))
+    assert all((FOLDER / path).is_dir() for path in config["dependencies"])
+    file, _, name = config["graphs"]["repair"].partition(":")
+    make_graph = runpy.run_path(str(FOLDER / file))[name]
+    task = make_task(1, size="tiny")
+    run: Any = {
+        "configurable": {"folder": str(task.materialise(tmp_path)), "thread_id": "one"},
+        "recursion_limit": 40,
+    }
+    with blockbuster.blockbuster_ctx():
+        graph = await make_graph(run)
+        result = await graph.ainvoke({"messages": [HumanMessage(task.prompt)]}, run)
+    assert result["messages"][-1].type == "ai"
+    assert task.solved(tmp_path)
 
 
 def test_the_readme_is_short_and_its_lines_work(

@@ -48,8 +48,7 @@ class Prints:
 
     def _run(self, runtime: ToolRuntime) -> str:
         before, waited = self._rows(), threading.Event()
-        for line in self._lines:
-            runtime.emit_output_delta(line)
+        runtime.emit_output_delta("".join(self._lines))
         runtime.emit_output_delta({"not": "text"})
         for _ in range(6000):  # a minute
             if self._rows() > before + 100:
