@@ -16,9 +16,9 @@ __all__ = ["error_of", "pause_s", "transport_errors"]
 _NUMBERS = re.compile(
     r"maximum context length is (\d+) tokens.*\((\d+) in the messages, (\d+) in the completion\)"
 )
+_KEYS = (401, 403)
 _BY_STATUS: dict[int, type[errors.DLiteError]] = {
-    401: errors.ConfigurationError,
-    403: errors.ConfigurationError,
+    **dict.fromkeys(_KEYS, errors.ConfigurationError),
     429: errors.CapacityError,
     503: errors.CapacityError,
 }
@@ -37,7 +37,10 @@ def error_of(sent: Mapping[str, Any], status: int = 500) -> errors.DLiteError:
         kind.code: kind for kind in _kinds() if kind is not errors.ContextLengthExceededError
     }
     default = errors.RequestError if 400 <= status < 500 else errors.DLiteError
-    return by_code.get(str(code), _BY_STATUS.get(status, default))(message)
+    error = by_code.get(str(code), _BY_STATUS.get(status, default))(message)
+    if status in _KEYS:  # no class of ours, as an engine in this process asks for no key
+        error.http_status = status
+    return error
 
 
 def pause_s(response: httpx.Response, *, waits: bool) -> float:

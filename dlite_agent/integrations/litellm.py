@@ -14,7 +14,7 @@ import litellm
 from litellm.llms.custom_llm import CustomLLM
 from litellm.types.utils import ModelResponse, ModelResponseStream
 
-from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.backend import ChatRequest
 from dlite_agent.client.remote_engine import RemoteEngine
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
@@ -102,7 +102,7 @@ class DLiteLLM(CustomLLM):
             drops_unknown=bool(litellm.drop_params or litellm_params.get("drop_params")),
         )
 
-    def _backend(self, call: dict[str, Any]) -> ChatBackend:
+    def _backend(self, call: dict[str, Any]) -> Engine | RemoteEngine:
         model, api_base = call["model"], call.get("api_base")
         if api_base:
             if f"{PROVIDER}/{model}" not in litellm.model_cost:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from litellm.exceptions import (
+    AuthenticationError,
     ContextWindowExceededError,
     NotFoundError,
     ServiceUnavailableError,
@@ -32,6 +33,7 @@ def litellm_errors(model: str, timeout_s: float | None) -> Iterator[None]:
     |---|---|
     | `ModelNotFoundError`, `SessionNotFoundError` | `NotFoundError` |
     | `ContextLengthExceededError` | `ContextWindowExceededError` |
+    | a key that a server refuses | `AuthenticationError` |
     | `CapacityError`, `SessionBusyError` | `ServiceUnavailableError` |
     | any other `DLiteError` | `UnsupportedParamsError`, which is a `BadRequestError` |
     | `TimeoutError` | `Timeout` |
@@ -53,6 +55,8 @@ def _converted(error: errors.DLiteError, model: str) -> Exception:
     message = str(error)
     if isinstance(error, errors.ContextLengthExceededError):
         return ContextWindowExceededError(message=message, model=model, llm_provider=PROVIDER)
+    if error.http_status in (401, 403):
+        return AuthenticationError(message=message, model=model, llm_provider=PROVIDER)
     if error.http_status == 404:
         return NotFoundError(message=message, model=model, llm_provider=PROVIDER)
     if error.retryable:

@@ -106,6 +106,16 @@ def test_refusals_are_litellms_own(provider: str) -> None:
             litellm.completion(f"{provider}/other", ask, **where)
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_wrong_key_is_an_authentication_error(provider: str) -> None:
+    settings = ServerSettings(model_names=("served",), api_keys=("secret",))
+    ask = [{"role": "user", "content": "Hi."}]
+    with live_server(ScriptedEngine([]), settings) as server:
+        where = {"api_base": server.base_url, "api_key": "wrong", "max_retries": 0}
+        with pytest.raises(litellm.AuthenticationError, match="Incorrect API key"):
+            litellm.completion(f"{provider}/served", ask, **where)
+
+
 def test_our_figures_and_prices_come_over_the_server() -> None:
     backend = ScriptedEngine(["Yes.", "Yes."])
     ask = [{"role": "user", "content": "Hi."}]
