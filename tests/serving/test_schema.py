@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 @pytest.mark.parametrize(
     ("path", "num_examples"),
     [
-        pytest.param("/v1/chat/completions", 4, id="sample"),
+        pytest.param("/v1/chat/completions", 3, id="sample"),
         pytest.param("", 200, id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
