@@ -24,6 +24,10 @@ def read_file(path: str, line: int = 0) -> str:
     return f"line {line} of {path}"
 
 
+def _tool(name: str) -> Any:
+    return {"type": "function", "function": {"name": name, "description": name}}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(
@@ -159,6 +163,26 @@ def test_tokens_are_counted_as_they_are_rendered(model: ChatDLite) -> None:
     generation_prompt = len(b"<|im_start|>assistant\n") - len("<|im_start|>") + 1
     counted = model.get_num_tokens_from_messages(messages)
     assert counted == answer.usage_metadata["input_tokens"] - generation_prompt
+    called = model.bind_tools([read_file]).invoke(messages)
+    assert called.usage_metadata is not None
+    counted = model.get_num_tokens_from_messages(messages, [read_file])
+    assert counted == called.usage_metadata["input_tokens"] - generation_prompt
+
+
+def test_a_forced_call_is_of_an_allowed_tool(model: ChatDLite) -> None:
+    """A grammar decides; these weights would call `read_file` or nothing."""
+    tools = [read_file, *(_tool(name) for name in ("stop", "begin", "wait"))]
+    allowed: Any = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": name} for name in ("stop", "wait")],
+    }
+    for choice, names in (("any", None), ("begin", {"begin"}), (allowed, {"stop", "wait"})):
+        forced = model.bind_tools(tools, tool_choice=choice, enable_thinking=False)
+        answer = forced.invoke("Look at it.")
+        calls = [*answer.tool_calls, *answer.invalid_tool_calls]
+        assert calls
+        assert names is None or {call["name"] for call in calls} <= names
 
 
 def test_prompt_that_does_not_fit_is_langchains_error_too(model: ChatDLite) -> None:

@@ -61,6 +61,16 @@ async def test_the_graph_of_the_server_answers_without_blocking_its_loop(tmp_pat
     assert task.solved(tmp_path)
 
 
+def test_the_page_names_tests_that_exist() -> None:
+    root = FOLDER.parents[1]
+    page = (root / "docs" / "integrations" / "langchain.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(integrations/\w+\.py)(?:::(\w+))?`", page)
+    assert len(named) > 20
+    for file, name in named:
+        source = (root / "tests" / file).read_text(encoding="utf-8")
+        assert not name or f"def {name}(" in source, name
+
+
 def test_the_readme_is_short_and_its_lines_work(
     agent: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
