@@ -24,11 +24,7 @@ from dlite_agent.errors import CheckpointError
 from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder, write_file
-from dlite_agent.sessions.checkpoint import (
-    open_checkpoint,
-    segment_shape,
-    write_checkpoint,
-)
+from dlite_agent.sessions.checkpoint import open_checkpoint, segment_shape, write_checkpoint
 from dlite_agent.sessions.disk_journal import journal_line, journal_path, journal_text, load_journal
 from dlite_agent.sessions.disk_writer import DiskWriter
 from dlite_agent.sessions.journal import Journal, JournalRecord
@@ -137,8 +133,7 @@ class DiskTier:
     def save(self, session: Session) -> bool:
         """Copy what is new of an idle session, to be written soon; False where too much waits."""
         manifest = session.manifest()
-        trail = TokenTrail(manifest.token_ids)
-        num_valid = 0
+        trail, num_valid = TokenTrail(manifest.token_ids), 0
         before: tuple[Segment, ...] = ()
         with self._changed:
             entry = self._entries.get(session.session_id)
@@ -179,9 +174,10 @@ class DiskTier:
             made_by: See `disk_journal.journal_text`.
         """
         path = journal_path(self.folder, tenant)
+        size = 0
         try:
-            is_same = load_journal(path, journal, made_by)
-            size = path.stat().st_size if is_same else 0
+            if is_same := load_journal(path, journal, made_by):
+                size = path.stat().st_size
         except OSError as error:
             logger.warning("journal=%s is not used: %s", path, error)
             return
@@ -192,7 +188,7 @@ class DiskTier:
 
         def listen(key: bytes, record: JournalRecord) -> None:
             nonlocal size
-            if size > 2 * journal.max_bytes:  # most of it has been forgotten since
+            if size > 2 * journal.max_bytes or not path.exists():  # most is forgotten; all is gone
                 rewrite()
             else:
                 size += write(journal_line(key, record), is_whole=False)
@@ -307,8 +303,9 @@ class DiskTier:
     def _write_journal(self, path: Path, text: bytes, is_whole: bool) -> None:
         try:
             if is_whole:
+                make_folder(self.folder)
                 write_file(path, [text])
-            else:
+            elif path.exists():  # its first line is there
                 with path.open("ab") as file:
                     file.write(text)
         except OSError as error:
@@ -321,7 +318,8 @@ class DiskTier:
         if durable is not None:
             ids = TokenTrail(job.manifest.token_ids)
             num_valid = TokenTrail(durable.token_ids).common_prefix(ids)
-            stored = {(s.start, s.num_rows): s for s in durable.segments if s.end <= num_valid}
+            there = [s for s in durable.segments if (job.entry.folder / s.file).exists()]
+            stored = {(s.start, s.num_rows): s for s in there if s.end <= num_valid}
         wanted = [(segment.start, segment.num_rows) for segment in job.manifest.segments]
         kept = tuple(stored[rows] for rows in takewhile(stored.__contains__, wanted))
         # Where an earlier job failed, what follows its rows has to wait for a later save.

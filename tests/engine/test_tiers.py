@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,3 +111,79 @@ def test_a_folder_that_cannot_be_used_costs_a_warning(
     ):
         assert take(engine, Agent("fix it")).stats.origin == "cold"
     assert "no session is kept on disk: cannot keep sessions in" in caplog.text
+
+
+@contextmanager
+def owned_by_another_process(folder: Path) -> Iterator[None]:
+    """Holds the lock of a folder, as an engine there does, until it is told to end."""
+    program = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, str(folder / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        yield
+        process.communicate(b"")
+
+
+def test_a_folder_of_another_process_is_left_to_it(
+    config: EngineConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Engine(config) as engine:
+        take(engine, Agent("fix it"))
+    (folder,) = (path for path in Path(config.kv_disk).iterdir() if path.is_dir())
+    with (
+        owned_by_another_process(folder),
+        caplog.at_level(logging.WARNING),
+        Engine(config) as engine,
+    ):
+        assert take(engine, Agent("fix it")).stats.origin == "cold"
+        assert {session.tier for session in engine.sessions()} == {"device"}
+    assert "being written by another engine or process" in caplog.text
+    with Engine(config) as engine:
+        assert take(engine, Agent("fix it")).stats.origin == "restored"
+
+
+def changed_template(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    template = settings["chat_template"]
+    settings["chat_template"] = template.replace("<|im_start|>", "<|im_start|>the ")
+    path.write_text(json.dumps(settings), encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", ["template", "history", "thinking"])
+def test_what_changed_over_a_restart_is_what_a_fresh_engine_would_make_of_it(
+    tmp_path: Path, change: str
+) -> None:
+    model = write_checkpoint(tmp_path / "model", max_positions=4096)
+    config = EngineConfig(
+        model=str(model),
+        dtype="float64",
+        drafter="null",
+        max_kv_bytes=32 * 2**20,
+        kv_disk=str(tmp_path / "kept"),
+    )
+    agent = Agent("fix it")
+    with Engine(config) as engine:
+        for _ in range(2):
+            take(engine, agent)
+    request = agent.request(max_tokens=10)
+    if change == "template":
+        changed_template(model)
+    elif change == "history":
+        config = replace(config, history="template")
+    else:
+        request = replace(request, template_kwargs={"enable_thinking": False})
+    with Engine(config) as engine, Engine(replace(config, kv_disk="off")) as fresh:
+        ours, theirs = engine.generate(request), fresh.generate(request)
+    if change != "thinking":  # the journal still knows what was sampled: thoughts come back
+        assert ours.prompt_token_ids == theirs.prompt_token_ids
+        assert ours.token_ids == theirs.token_ids
+    assert ours.stats.cached_tokens + ours.stats.prefilled_tokens == ours.stats.prompt_tokens
+    assert ours.stats.cached_tokens < ours.stats.prompt_tokens - 10
+    prompt = replace(request, prompt=ours.prompt_token_ids)
+    with Engine(replace(config, kv_disk="off")) as cold:
+        assert cold.generate(prompt).token_ids == ours.token_ids

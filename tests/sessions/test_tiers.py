@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -456,6 +457,50 @@ def test_journals_outlast_the_process(target: DenseTransformer, tmp_path: Path) 
     tier.attach("a", foreign, "another tokenizer")
     assert len(foreign) == 0
     tier.close()
+
+
+def test_files_that_are_deleted_under_an_engine_are_written_again(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal, again = Journal(), Journal()
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        tiers.attach("", journal, "qwen")
+        journal.record(b"k1", JournalRecord([1, 2, 3], b"", "s1"))
+        first, _ = turn(store, tiers, IDS[:100])
+        tiers.flush()
+        assert tiers.disk is not None
+        shutil.rmtree(tiers.disk.folder)
+        for length in (150, 200):  # the first save finds that they are gone, the next one writes
+            assert turn(store, tiers, IDS[:length]) == (first, length - 50)
+            tiers.flush()
+        journal.record(b"k2", JournalRecord([4], b"", "s1"))
+    with caplog.at_level(logging.WARNING), disk_tiers(tmp_path, target) as (store, tiers):
+        assert turn(store, tiers, [*IDS, 1]) == (first, 200)
+        tiers.attach("", again, "qwen")
+        assert list(again.records()) == list(journal.records())
+        assert tiers.disk is not None
+        tiers.flush()
+        shutil.rmtree(tiers.disk.folder / first)
+        store._evict(next(iter(store._entries.values())))
+        assert turn(store, tiers, [*IDS, 1, 2])[1] == 0, "cold, since nothing is left"
+    assert "starts cold" in caplog.text
+
+
+def test_another_models_session_in_our_folder_starts_cold(
+    target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tiny_qwen3(dtype="float64", seed=1) as other, disk_tiers(tmp_path, other) as (_, tiers):
+        assert tiers.disk is not None
+        session = Session(other, NullDrafter(), session_id="a")
+        session.sync(IDS)
+        tiers.disk.save(session)
+        foreign = tiers.disk.folder / "a"
+    with disk_tiers(tmp_path, target) as (_, tiers):
+        assert tiers.disk is not None
+        shutil.copytree(foreign, tiers.disk.folder / "a")
+    with caplog.at_level(logging.WARNING), disk_tiers(tmp_path, target) as (store, tiers):
+        assert turn(store, tiers, [*IDS, 1])[1] == 0
+    assert "was computed by another model: fingerprint 'tiny-1'" in caplog.text
 
 
 def test_a_damaged_line_of_a_journal_is_left_out(
