@@ -8,15 +8,17 @@ import pickle
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core import exceptions as core
-from langchain_core.callbacks import UsageMetadataCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, UsageMetadataCallbackHandler
 from langchain_core.exceptions import OutputParserException
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import ConfigurableField, RunnableBinding, RunnableLambda
 from langchain_core.tools import tool
@@ -713,3 +715,60 @@ def test_tool_results_keep_their_ids() -> None:
         [HumanMessage("?"), AIMessage("", tool_calls=calls), ToolMessage("1", tool_call_id="x")]
     )
     assert engine_of(model).requests[0].messages[2].tool_call_id == "x"
+
+
+class Heard(BaseCallbackHandler):
+    """Which events of a chat model came, in order; a run of equal ones once."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.text = ""
+        self.ended: LLMResult | None = None
+
+    def _hear(self, event: str) -> None:
+        if not self.events or self.events[-1] != event:
+            self.events.append(event)
+
+    def on_chat_model_start(self, *_: Any, **__: Any) -> None:
+        self._hear("start")
+
+    def on_llm_new_token(self, token: Any, **_: Any) -> None:
+        self._hear("token")
+        self.text += token if isinstance(token, str) else ""
+
+    def on_llm_end(self, response: LLMResult, **_: Any) -> None:
+        self._hear("end")
+        self.ended = response
+
+    def on_llm_error(self, *_: Any, **__: Any) -> None:
+        self._hear("error")
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream", "ainvoke", "astream"])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_callbacks_hear_of_every_turn(way: str, fails: bool) -> None:
+    model = chat(dlite_agent.CapacityError("full") if fails else THINK_AND_ADD)
+    heard = Heard()
+    config: Any = {"callbacks": [heard]}
+    with suppress(core.ModelAPIError):
+        match way:
+            case "invoke":
+                model.invoke("?", config)
+            case "stream":
+                list(model.stream("?", config))
+            case "ainvoke":
+                await model.ainvoke("?", config)
+            case _:
+                _ = [chunk async for chunk in model.astream("?", config)]
+    is_stream = way.endswith("stream")
+    if fails:
+        assert heard.events == ["start", "error"]
+        return
+    assert heard.events == (["start", "token", "end"] if is_stream else ["start", "end"])
+    assert heard.text == ("Let me add." if is_stream else "")
+    assert heard.ended is not None
+    (generation,) = heard.ended.generations[0]
+    assert isinstance(generation, ChatGeneration)
+    assert isinstance(generation.message, AIMessage)
+    assert generation.message.usage_metadata is not None
+    assert [call["name"] for call in generation.message.tool_calls] == ["add"]
