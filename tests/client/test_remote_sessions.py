@@ -20,7 +20,8 @@ from dlite_agent.chat.output_rules import OutputRules, ToolChoice
 from dlite_agent.config import SamplingParams
 from tests.serving.live_server import live_server
 
-TOOL = ToolSpec("read_file", parameters={"type": "object", "properties": {}})
+TOOL = ToolSpec("read_file", parameters={"type": "object", "additionalProperties": False})
+GREEDY = SamplingParams(temperature=0)
 SHORT = SamplingParams(max_tokens=8, temperature=0)
 
 
@@ -52,7 +53,9 @@ def test_a_conversation_forks_and_computes_only_what_is_new(engine: RemoteEngine
 def test_what_a_tool_prints_is_prefilled_while_it_runs(engine: RemoteEngine) -> None:
     session = AgentSession(engine, "fed", tools=[TOOL])
     must = OutputRules(ToolChoice("required"))
-    request = ChatRequest((Message("user", "Read it."),), tools=(TOOL,), output=must)
+    request = ChatRequest(
+        (Message("user", "Read it."),), tools=(TOOL,), output=must, sampling=GREEDY
+    )
     answer = engine.generate(request)
     (call,) = answer.message.tool_calls
     session.messages = [*request.messages, answer.message]

@@ -214,7 +214,7 @@ def run_agent(process: Processor, num_turns: int) -> list[dict[str, Any]]:
     ]
     figures = []
     for turn in range(num_turns):
-        answer = query(process(history), tool_choice="required", max_tokens=200, seed=turn)
+        answer = query(process(history), tool_choice="required", max_tokens=500, seed=turn)
         message = answer.choices[0].message
         calls = [call.to_dict() for call in message.tool_calls]
         figures.append(message.provider_specific_fields["dlite"])
