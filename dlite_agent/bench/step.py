@@ -18,7 +18,7 @@ import torch
 
 from dlite_agent.bench.machine import bench_clock, package_version, read_bandwidth
 from dlite_agent.bench.report import BenchResult, Samples, conditions
-from dlite_agent.bench.step_models import Subject, open_subject
+from dlite_agent.bench.step_models import Subject, filled_cache, open_subject
 from dlite_agent.config import DType
 from dlite_agent.errors import ConfigurationError
 
@@ -85,17 +85,19 @@ def _measure(
     subject: Subject, context: int, rows: Sequence[int], repeats: int, bytes_a_ms: float
 ) -> list[dict[str, str | int | float | None]]:
     """All numbers of rows at one context; ours and theirs take turns."""
-    steps = [subject.our_step(context, count) for count in rows]
-    if subject.theirs is not None:
-        steps += [subject.their_step(context, count) for count in rows]
-    samples = [Samples() for _ in steps]
-    clock, _ = bench_clock()
-    for number in range(_WARMUP + repeats):
-        for step, sample in zip(steps, samples, strict=True):
-            started = clock()
-            step()
-            if number >= _WARMUP:
-                sample.times_s.append(clock() - started)
+    with filled_cache(subject.target, context) as kv:
+        steps = [subject.our_step(kv, count) for count in rows]
+        if subject.theirs is not None:
+            cache = subject.their_cache(context)
+            steps += [subject.their_step(cache, count) for count in rows]
+        samples = [Samples() for _ in steps]
+        clock, _ = bench_clock()
+        for number in range(_WARMUP + repeats):
+            for step, sample in zip(steps, samples, strict=True):
+                started = clock()
+                step()
+                if number >= _WARMUP:
+                    sample.times_s.append(clock() - started)
     ours = [sample.median_s * 1e3 for sample in samples]
     theirs: list[float | None] = [*ours[len(rows) :], *[None] * len(rows)][: len(rows)]
     return [

@@ -80,9 +80,8 @@ class Subject:
     theirs: Any
     has_kernels: bool
 
-    def our_step(self, context: int, rows: int) -> Callable[[], None]:
-        """One forward of M rows behind `context` cached ones, which leaves the cache as it was."""
-        kv = filled_cache(self.target, context)
+    def our_step(self, kv: KVCache, rows: int) -> Callable[[], None]:
+        """One forward of M rows behind those of a cache, which leaves the cache as it was."""
         ids, every = _ids(self.target, rows), list(range(rows))
 
         def step() -> None:
@@ -92,14 +91,18 @@ class Subject:
 
         return step
 
-    def their_step(self, context: int, rows: int) -> Callable[[], None]:
-        """The same, with transformers' own growing cache."""
+    def their_cache(self, context: int) -> Any:
+        """Transformers' own growing cache, with as many rows as `filled_cache` gives ours."""
         from transformers import DynamicCache
 
-        config, cache = self.target.config, DynamicCache()
-        for layer in range(config.num_layers):
+        cache = DynamicCache()
+        for layer in range(self.target.config.num_layers):
             keys, values = _pattern(self.target, context)
             cache.update(keys[None], values[None], layer)
+        return cache
+
+    def their_step(self, cache: Any, rows: int) -> Callable[[], None]:
+        """The same as `our_step`, with a cache of `their_cache`."""
         ids = _ids(self.target, rows)[None]
 
         def step() -> None:
@@ -131,7 +134,7 @@ def open_subject(model: str, dtype: str, max_context: int, *, with_theirs: bool)
         room = (max_context + _ROOM) * config.kv_bytes_per_token(kind.itemsize)
         weights = theirs.state_dict()
         target = DenseTransformer(
-            config, weights.__getitem__, dtype=kind, device=device, max_kv_bytes=4 * room
+            config, weights.__getitem__, dtype=kind, device=device, max_kv_bytes=2 * room
         )
         theirs = theirs if with_theirs else None
     else:
