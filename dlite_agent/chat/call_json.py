@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable
 
+from dlite_agent.chat.call_repair import PythonSpelling
 from dlite_agent.chat.markers import CALL, CALL_END
 from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolCall, UnparsedToolCall, is_too_deep
 
@@ -26,8 +27,8 @@ class CallScanner:
     """Reads one call, character by character.
 
     Accepted beside the exact form: keys in any order, unknown keys, `parameters` for `arguments`,
-    missing or null arguments (`{}`), an object that was encoded twice, and raw control characters
-    inside strings, which are escaped.
+    missing or null arguments (`{}`), an object that was encoded twice, Python's spelling of JSON
+    (`chat.call_repair`), and raw control characters inside strings, which are escaped.
 
     Attributes:
         name: The tool's name as soon as its string has ended.
@@ -44,8 +45,10 @@ class CallScanner:
         self.error: str | None = None
         self.in_string = False
         self.is_complete = False
-        self._was_repaired = False
+        self._has_controls = False  # unescaped, in a string
+        self._spelling = PythonSpelling()
         self._raw: list[str] = []
+        self._json: list[str] = []  # the same in JSON's spelling
         self._step: Callable[[str], None] = self._before_object
         self._key = ""
         self._span: list[str] = []  # the key or value that is being read
@@ -62,9 +65,12 @@ class CallScanner:
     @property
     def notes(self) -> list[str]:
         """Repairs, for a person."""
-        if not self._was_repaired:
-            return []
-        return [f"raw control characters in the call {self.name!r} were escaped"]
+        notes = []
+        if self._has_controls:
+            notes.append(f"raw control characters in the call {self.name!r} were escaped")
+        if self._spelling.was_repaired:
+            notes.append(f"the call {self.name!r} was in Python's spelling and is JSON now")
+        return notes
 
     @property
     def expected_markers(self) -> tuple[str, ...]:
@@ -87,12 +93,17 @@ class CallScanner:
 
     def feed(self, char: str) -> None:
         """Read one character."""
-        if self.error is None:
-            if self.in_string:
-                self._string_char(char)
-            else:
-                self._step(char)
+        self._read(self._spelling.feed(char))
         self._raw.append(char)
+
+    def _read(self, text: str) -> None:
+        for char in text:
+            self._json.append(char)
+            if self.error is None:
+                if self.in_string:
+                    self._string_char(char)
+                else:
+                    self._step(char)
 
     def take_arguments(self) -> str:
         """Arguments text that is new since the last call; empty until the name is known."""
@@ -109,6 +120,7 @@ class CallScanner:
             call_id: Id of the result, whichever it is.
             cut: Why the text is not whole, when that is known; then it is never a call.
         """
+        self._read(self._spelling.flush())
         text = "".join(self._raw)
         error = cut or self.error
         if error is None and not self.is_complete:
@@ -118,7 +130,7 @@ class CallScanner:
         if error is None:
             raw_arguments = "".join(self._arguments or [])
             try:
-                _loads(text)
+                _loads("".join(self._json))
                 arguments = arguments_from_json(raw_arguments)
             except (ValueError, RecursionError) as problem:
                 error = f"not JSON: {problem}"
@@ -212,7 +224,7 @@ class CallScanner:
 
     def _string_char(self, char: str) -> None:
         if char < " " and not self._is_escaped:
-            self._was_repaired = True
+            self._has_controls = True
             self._span.append(_ESCAPES.get(char) or f"\\u{ord(char):04x}")
             return
         self._span.append(char)

@@ -141,6 +141,15 @@ def call_text(body: str) -> str:
         ('{"name": "f", "arguments": {"n": 12345678901234567890123}}', "f", None),
         ('{"name": "f", "arguments": {"n": 1e400}}', "f", '{"n": 1e400}'),
         ('\n\t {\r\n "name" : "f" ,\n "arguments" :\n{ "a" : [ ] }\n }\n ', "f", '{ "a" : [ ] }'),
+        # 20 Python's spelling, and a comma too many
+        ("{'name': 'f', 'arguments': {'a': True}}", "f", '{"a": true}'),
+        ("{'name': 'f', 'arguments': {'a': [None, False,], },}", "f", '{"a": [null, false] }'),
+        (
+            r"""{'name': 'f', 'arguments': {'a': 'say "x"', 'b': "it's", 'c': 'it\'s\n'}}""",
+            "f",
+            r"""{"a": "say \"x\"", "b": "it's", "c": "it's\n"}""",
+        ),
+        ('{"name": "f", "arguments": {"a": "True, ]"}}', "f", '{"a": "True, ]"}'),
         # raw control characters inside a string are escaped (6)
         ('{"name": "f", "arguments": {"a": "x\ny\tz\x01"}}', "f", r'{"a": "x\ny\tz\u0001"}'),
     ],
@@ -166,12 +175,13 @@ def test_call_is_read(vocabulary: Bytes, body: str, name: str, arguments: str | 
         ('{"name": "f", "arguments": {"a": 1}}}', "text after the call"),
         ('{"name": "f", "arguments": {"a": 1}} and more', "text after the call"),
         ('{"name": "f", "arguments": {"a": [1}}', "expected ']'"),
-        ('{"name": "f", "arguments": {"a": 1,}}', "not JSON"),
-        ("{'name': 'f'}", "double quotes"),
+        ("{name: 'f'}", "double quotes"),
+        ('{"name": "f", "arguments": {"a": 1,, }}', "not JSON"),
         ('{"name" "f"}', "expected ':'"),
         ('{"name": , "arguments": {}}', "expected a value"),
         ('{"name": "f" "arguments": {}}', "expected ','"),
-        ('{"name": "f", "arguments": {"a": True}}', "not JSON"),
+        ('{"name": "f", "arguments": {"a": Truth}}', "not JSON"),
+        (r"{'name': 'f', 'arguments': {'a': '\x1b'}}", "not JSON"),
         ('{"name": "f", "arguments": {"a": NaN}}', "NaN is not a JSON value"),
         ('{"name": "f", "arguments": {"a": "\\d"}}', "not JSON"),
         ('{"name": "f", "arguments": {"a": "\\ud83d"}}', "surrogates not allowed"),
@@ -496,6 +506,10 @@ def test_raw_newline_lets_a_broken_call_end(vocabulary: Bytes) -> None:
     assert turn.unparsed[0].name == "f"
     repaired = parse(vocabulary, call_text('{"name": "f", "arguments": {"t": "a\nb"}}'))
     assert repaired.notes == ("raw control characters in the call 'f' were escaped",)
+    repaired = parse(vocabulary, call_text("{'name': 'f'}"))
+    assert repaired.notes == ("the call 'f' was in Python's spelling and is JSON now",)
+    assert parse(vocabulary, call_text("{'name': 'f'}"), "length").notes == repaired.notes
+    assert parse(vocabulary, call_text('{"name": "f"}')).notes == ()
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=10)
