@@ -67,7 +67,7 @@ async def streamed(turn: ServedTurn, writer: StreamWriter, settings: ServerSetti
     except Exception as error:  # noqa: BLE001  # whatever it is, the client must hear of it
         await turn.aclose()
         return status_error(error, is_ours=True).response()
-    return EventStream(_events(turn, writer, settings.keep_alive_s))
+    return EventStream(_events(turn, writer, settings.keep_alive_s), turn.aclose)
 
 
 async def _events(
@@ -92,6 +92,5 @@ async def _events(
         return
     except Exception as error:  # noqa: BLE001  # the status is sent already
         yield event(status_error(error, is_ours=True).body)
-    finally:
-        await turn.aclose()
+    await turn.aclose()
     yield DONE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from starlette.responses import Response
@@ -25,15 +25,19 @@ class EventStream(Response):
 
     Args:
         events: Closed at the end, whatever that is.
+        on_end: Awaited then, also where no event was ever asked for.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], on_end: Callable[[], Awaitable[None]]
+    ) -> None:
         # The second is for nginx, which would collect the whole answer.
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._on_end = on_end
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer; an ASGI application."""
@@ -45,3 +49,4 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()
+            await self._on_end()

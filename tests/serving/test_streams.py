@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ import pytest
 from dlite_agent.backend import ChatRequest
 from dlite_agent.errors import CapacityError
 from dlite_agent.outputs import GenerationChunk
+from dlite_agent.serving.app import create_app
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.chunk_rules import events
@@ -70,6 +72,31 @@ def test_a_client_that_leaves_ends_its_turn(stream: bool) -> None:
         wait_until(lambda: server.service.num_running == 0)
         text = httpx.get(f"{server.url}/metrics", verify=False).text
     assert 'dlite:request_errors_total{model_name="scripted"} 1.0' in text
+
+
+async def test_a_connection_that_breaks_before_the_headers_ends_its_turn() -> None:
+    engine = ScriptedEngine([ENDLESS], round_s=0.01)
+    app = create_app(engine)
+    service = app.state.service
+
+    async def receive() -> dict[str, object]:
+        if not engine.requests and not service.num_running:
+            return {"type": "http.request", "body": json.dumps(BODY).encode()}
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    async def send(message: dict[str, object]) -> None:
+        raise ConnectionResetError(message["type"])
+
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": headers}
+    async with app.router.lifespan_context(app), asyncio.timeout(LIMIT_S):
+        while service.max_context is None:
+            await asyncio.sleep(0)
+        with pytest.raises(ConnectionResetError):
+            await app({**scope, "query_string": b""}, receive, send)
+    assert service.num_running == 0
+    assert engine.num_cancelled == 1
 
 
 def test_a_client_that_leaves_before_it_asked_is_no_error(

@@ -132,17 +132,22 @@ async def test_many_clients_get_right_answers_and_leave_nothing(
 ) -> None:
     folder = write_checkpoint(tmp_path / "model", max_positions=1024)
     config = EngineConfig(
-        str(folder), dtype="float64", isolation=isolation, max_kv_bytes=32 * 2**20, max_batch=8
+        str(folder),
+        dtype="float64",
+        isolation=isolation,
+        max_kv_bytes=32 * 2**20,
+        max_batch=8,
+        idle=False,  # what it builds belongs to no session yet
     )
     settings = ServerSettings(max_running=8, max_queue=40)
     with Engine(config) as engine, live_server(engine, settings) as server:
         traffic = await drive(server, seconds)
         assert server.service.num_waiting == 0
-        assert all(session.idle_s > 0 for session in engine.sessions())
-        usage = engine.usage()
-        assert usage.kv_used_bytes <= config.max_kv_bytes  # type: ignore[operator]
-        engine.purge()
-        assert engine.usage().kv_used_bytes == 0
+        async with asyncio.timeout(LIMIT_S):
+            # What was left ends within a round, and then nothing holds memory but idle sessions.
+            while engine.usage().kv_used_bytes:
+                engine.purge()
+                await asyncio.sleep(0.01)
     print(dict(traffic.ended), f"health: at most {max(traffic.health_s):.3f} s")
     assert {"answer", "stream", "slow", "leave", "leave at once"} <= set(traffic.ended)
     if isolation == "process":  # else the model's thread, the server's and ours share one lock
