@@ -8,7 +8,7 @@ again from the token ids, which the manifest holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -86,7 +86,10 @@ def plan_save(
 
 
 def write_checkpoint(
-    folder: Path, manifest: Manifest, rows: Iterable[tuple[int, Tensor]]
+    folder: Path,
+    manifest: Manifest,
+    rows: Iterable[tuple[int, Tensor]],
+    twins: Mapping[Segment, Path] | None = None,
 ) -> Manifest:
     """Save a session. The caller holds the folder's lock.
 
@@ -95,6 +98,7 @@ def write_checkpoint(
         manifest: What to save; its segments are in the folder and stay.
         rows: First row and rows [L, 2, K, n, D] of each new segment, in order; each is asked for
             when the one before is written.
+        twins: See `write_segment`.
 
     Returns:
         The manifest with the new segments.
@@ -104,7 +108,7 @@ def write_checkpoint(
     """
     segments = list(manifest.segments)
     for start, block in rows:
-        segments.append(write_segment(folder, start, block, manifest.token_ids))
+        segments.append(write_segment(folder, start, block, manifest.token_ids, twins))
     saved = replace(manifest, segments=tuple(segments))
     sync_folder(folder)  # the segments' names before the manifest's
     write_file(folder / MANIFEST, [saved.to_bytes()])

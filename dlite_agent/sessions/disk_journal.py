@@ -11,13 +11,22 @@ import hashlib
 import json
 import logging
 from array import array
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
-from dlite_agent.sessions.atomic_file import write_file
+from dlite_agent.sessions.atomic_file import make_folder, write_file
+from dlite_agent.sessions.disk_writer import DiskWriter
 from dlite_agent.sessions.journal import Journal, JournalRecord
 
-__all__ = ["forget_turns", "journal_line", "journal_path", "journal_text", "load_journal"]
+__all__ = [
+    "JournalFile",
+    "forget_turns",
+    "journal_line",
+    "journal_path",
+    "journal_text",
+    "load_journal",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +93,72 @@ def load_journal(path: Path, journal: Journal, made_by: str) -> bool:
             len(lines) - 1,
         )
     return len(journal) == len(lines) - 1
+
+
+class JournalFile:
+    """Keeps a journal in a file, behind the turns.
+
+    Args:
+        path: Of the file.
+        journal: Empty; its records are written as they come.
+        made_by: See `journal_text`.
+        writer: Writes, each record before what is put to it later.
+        complain: Told, in the writer's thread, why something could not be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        journal: Journal,
+        made_by: str,
+        writer: DiskWriter,
+        complain: Callable[[str], None],
+    ) -> None:
+        self._path = path
+        self._journal = journal
+        self._made_by = made_by
+        self._writer = writer
+        self._complain = complain
+        self._size = 0  # of the file, when all is written
+
+    def attach(self) -> None:
+        """Fill the journal with what is in the file, and listen to it.
+
+        Raises:
+            OSError: The file is there and cannot be read.
+        """
+        is_same = load_journal(self._path, self._journal, self._made_by)
+        self._size = self._path.stat().st_size if is_same else 0
+        self._journal.listener = self._listen
+        if not is_same:
+            self.rewrite()
+
+    def rewrite(self) -> None:
+        """Write the whole journal anew."""
+        text = journal_text(self._journal, self._made_by)
+        self._writer.put(partial(self._write, text, is_whole=True), len(text))
+        self._size = len(text)
+
+    def _listen(self, key: bytes, record: JournalRecord) -> None:
+        # Most of it has been forgotten since, or somebody deleted it.
+        if self._size > 2 * self._journal.max_bytes or not self._path.exists():
+            self.rewrite()
+            return
+        line = journal_line(key, record)
+        self._writer.put(partial(self._write, line, is_whole=False), len(line))
+        self._size += len(line)
+
+    def _write(self, text: bytes, *, is_whole: bool) -> None:
+        """In the writer's thread."""
+        try:
+            if is_whole:
+                make_folder(self._path.parent)
+                write_file(self._path, [text])
+            elif self._path.exists():  # its first line is there
+                with self._path.open("ab") as file:
+                    file.write(text)
+        except OSError as error:
+            self._complain(error.strerror or str(error))
 
 
 def journal_path(folder: Path, tenant: str) -> Path:

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,15 +23,15 @@ from torch import Tensor
 from dlite_agent.errors import CheckpointError
 from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
-from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder, write_file
+from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder
 from dlite_agent.sessions.checkpoint import open_checkpoint, segment_shape, write_checkpoint
-from dlite_agent.sessions.disk_journal import journal_line, journal_path, journal_text, load_journal
+from dlite_agent.sessions.disk_journal import JournalFile, journal_path
 from dlite_agent.sessions.disk_writer import DiskWriter
-from dlite_agent.sessions.journal import Journal, JournalRecord
+from dlite_agent.sessions.journal import Journal
 from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
 from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey, read_manifest
 from dlite_agent.sessions.saved_session import SavedSession
-from dlite_agent.sessions.segments import Segment, plan_segments
+from dlite_agent.sessions.segments import Segment, held_bytes, plan_segments
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
 
@@ -102,7 +102,7 @@ class DiskTier:
         self._shape = segment_shape(target.new_cache().pool)
         self._changed = threading.Condition()
         self._complaint = ""
-        self._rewrites: dict[str, Callable[[], None]] = {}
+        self._journals: dict[str, JournalFile] = {}
         with explained("keep sessions in", self.folder):
             make_folder(self.folder)
             self._lock = FolderLock(self.folder)
@@ -115,9 +115,10 @@ class DiskTier:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all sessions, those included that are being written."""
+        """Bytes of all sessions, those included that are being written; shared ones count once."""
         with self._changed:
-            return sum(entry.kept.nbytes for entry in self._entries.values())
+            entries = [(e.kept.tenant, e.kept.nbytes, e.segments) for e in self._entries.values()]
+        return held_bytes(entries, self._shape.row_bytes)
 
     def sessions(self) -> list[KeptSession]:
         """All sessions."""
@@ -174,38 +175,18 @@ class DiskTier:
             made_by: See `disk_journal.journal_text`.
         """
         path = journal_path(self.folder, tenant)
-        size = 0
+        file = JournalFile(path, journal, made_by, self._writer, partial(self._complain, "journal"))
         try:
-            if is_same := load_journal(path, journal, made_by):
-                size = path.stat().st_size
+            file.attach()
         except OSError as error:
             logger.warning("journal=%s is not used: %s", path, error)
             return
-
-        def write(text: bytes, *, is_whole: bool) -> int:
-            self._writer.put(partial(self._write_journal, path, text, is_whole), len(text))
-            return len(text)
-
-        def listen(key: bytes, record: JournalRecord) -> None:
-            nonlocal size
-            if size > 2 * journal.max_bytes or not path.exists():  # most is forgotten; all is gone
-                rewrite()
-            else:
-                size += write(journal_line(key, record), is_whole=False)
-
-        def rewrite() -> None:
-            nonlocal size
-            size = write(journal_text(journal, made_by), is_whole=True)
-
-        journal.listener = listen
-        self._rewrites[tenant] = rewrite
-        if not is_same:
-            rewrite()
+        self._journals[tenant] = file
 
     def rewrite_journal(self, tenant: str) -> None:
         """Write a tenant's journal anew, after turns of it were forgotten."""
-        if tenant in self._rewrites:
-            self._rewrites[tenant]()
+        if tenant in self._journals:
+            self._journals[tenant].rewrite()
 
     def open(self, kept: KeptSession) -> SavedSession | None:
         """A session to be read; None, with a warning, where it cannot be used.
@@ -300,17 +281,6 @@ class DiskTier:
                 entry.kept = KeptSession.of(durable, entry.kept.nbytes, entry.kept.used_at)
             self._changed.notify_all()
 
-    def _write_journal(self, path: Path, text: bytes, is_whole: bool) -> None:
-        try:
-            if is_whole:
-                make_folder(self.folder)
-                write_file(path, [text])
-            elif path.exists():  # its first line is there
-                with path.open("ab") as file:
-                    file.write(text)
-        except OSError as error:
-            self._complain("journal", error.strerror or str(error))
-
     def _written(self, job: _Job) -> Manifest | None:
         """Write a job; returns what is on the disk then."""
         durable = job.entry.durable
@@ -326,23 +296,33 @@ class DiskTier:
         rows = job.rows if len(kept) == len(wanted) else []
         try:
             make_folder(job.entry.folder)
-            durable = write_checkpoint(job.entry.folder, replace(job.manifest, segments=kept), rows)
+            manifest = replace(job.manifest, segments=kept)
+            twins = self._twins(job.entry) if rows else {}
+            durable = write_checkpoint(job.entry.folder, manifest, rows, twins)
             self._complaint = ""
         except OSError as error:
             self._complain(job.manifest.session_id, error.strerror or str(error))
         return durable
 
+    def _twins(self, entry: _Entry) -> dict[Segment, Path]:
+        """What other sessions of its tenant have on disk."""
+        with self._changed:
+            others = [other for other in self._entries.values() if other is not entry]
+        return {
+            segment: other.folder / segment.file
+            for other in others
+            if other.durable is not None and other.kept.tenant == entry.kept.tenant
+            for segment in other.durable.segments
+        }
+
     def _keep_budget(self) -> None:
         """Delete the sessions that were not used for longest, until the rest fits."""
-        with self._changed:
-            idle = [entry for entry in self._entries.values() if entry.num_jobs == 0]
-            excess = sum(entry.kept.nbytes for entry in self._entries.values()) - self.max_bytes
-            victims = []
-            for entry in sorted(idle, key=lambda entry: entry.kept.used_at):
-                if excess <= 0:
-                    break
-                excess -= entry.kept.nbytes
-                victims.append(self._entries.pop(entry.kept.session_id))
-        for entry in victims:
-            logger.debug("deleted session=%s from disk", entry.kept.session_id)
-            shutil.rmtree(entry.folder, ignore_errors=True)
+        while self.used_bytes > self.max_bytes:
+            with self._changed:
+                idle = [entry for entry in self._entries.values() if entry.num_jobs == 0]
+                if not idle:
+                    return
+                victim = min(idle, key=lambda entry: entry.kept.used_at)
+                del self._entries[victim.kept.session_id]
+            logger.debug("deleted session=%s from disk", victim.kept.session_id)
+            shutil.rmtree(victim.folder, ignore_errors=True)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -31,6 +31,7 @@ __all__ = [
     "SEGMENT_ROWS",
     "Segment",
     "SegmentShape",
+    "held_bytes",
     "plan_segments",
     "read_segment",
     "write_segment",
@@ -139,14 +140,21 @@ def plan_segments(
     return tuple(kept), [(start, min(start + SEGMENT_ROWS, num_rows)) for start in starts]
 
 
-def write_segment(folder: Path, start: int, rows: Tensor, token_ids: array[int]) -> Segment:
-    """Write rows to a new file; durable on return.
+def write_segment(
+    folder: Path,
+    start: int,
+    rows: Tensor,
+    token_ids: array[int],
+    twins: Mapping[Segment, Path] | None = None,
+) -> Segment:
+    """Write rows to a new file; its bytes are durable on return.
 
     Args:
         folder: Exists.
         start: The first row's number.
         rows: [L, 2, K, n, D], contiguous and on the host.
         token_ids: The session's, at least up to the last row.
+        twins: Segments of other sessions and their files: an equal one is linked, not written.
 
     Raises:
         OSError: It cannot be written.
@@ -159,8 +167,36 @@ def write_segment(folder: Path, start: int, rows: Tensor, token_ids: array[int])
     hashed.update(content)
     digest = hashed.hexdigest()
     file = f"kv-{start:08d}-{num_rows}-{digest[:16]}.safetensors"
-    write_file(folder / file, [header, content])
-    return Segment(file, start, num_rows, digest)
+    segment = Segment(file, start, num_rows, digest)
+    twin = (twins or {}).get(segment)
+    if twin is None or not _is_linked(twin, folder / file):
+        write_file(folder / file, [header, content])
+    return segment
+
+
+def held_bytes(sessions: Iterable[tuple[str, int, Sequence[Segment]]], row_bytes: int) -> int:
+    """Bytes of sessions; a segment that several of a tenant have counts once.
+
+    Args:
+        sessions: Tenant, bytes and segments of each; segments without a digest are not written yet.
+        row_bytes: Of one row.
+    """
+    total, seen = 0, set[tuple[str, Segment]]()
+    for tenant, nbytes, segments in sessions:
+        shared = [segment for segment in segments if (tenant, segment) in seen]
+        total += nbytes - sum(segment.num_rows for segment in shared) * row_bytes
+        seen.update((tenant, segment) for segment in segments if segment.digest)
+    return total
+
+
+def _is_linked(twin: Path, path: Path) -> bool:
+    """Give a file a second name; False where that cannot be: it is gone, or there are no links."""
+    try:
+        path.unlink(missing_ok=True)
+        path.hardlink_to(twin)
+    except OSError:
+        return False
+    return True
 
 
 def read_segment(

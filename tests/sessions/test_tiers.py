@@ -459,6 +459,43 @@ def test_journals_outlast_the_process(target: DenseTransformer, tmp_path: Path) 
     tier.close()
 
 
+def test_a_prefix_that_sessions_of_a_tenant_share_is_on_disk_once(
+    target: DenseTransformer, tmp_path: Path
+) -> None:
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        assert tiers.disk is not None
+        first, _ = turn(store, tiers, IDS[:150])  # two segments and a rest
+        tiers.flush()
+        second, cached = turn(store, tiers, [*IDS[:140], *OTHER[:20]])
+        stranger, _ = turn(store, tiers, IDS[:150], "b")
+        tiers.flush()
+        assert (cached, second != first) == (140, True)
+        folder = tiers.disk.folder
+        files = {path for name in (first, second) for path in (folder / name).glob("kv-*")}
+        assert len(files) == 6
+        assert len({path.stat().st_ino for path in files}) == 4
+        assert all(path.stat().st_nlink == 1 for path in (folder / stranger).glob("kv-*"))
+        assert tiers.disk.used_bytes == (150 + 32 + 150) * ROW_BYTES
+        tiers.remove([first])
+        assert tiers.disk.used_bytes == (160 + 150) * ROW_BYTES
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        assert turn(store, tiers, [*IDS[:140], *OTHER[:20], 1]) == (second, 160)
+
+
+def test_a_disk_without_links_has_copies(
+    target: DenseTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        turn(store, tiers, IDS[:150])
+        second, _ = turn(store, tiers, [*IDS[:140], *OTHER[:20]])
+    with disk_tiers(tmp_path, target) as (store, tiers):
+        assert turn(store, tiers, [*IDS[:140], *OTHER[:20], 1]) == (second, 160)
+
+
 def test_files_that_are_deleted_under_an_engine_are_written_again(
     target: DenseTransformer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
