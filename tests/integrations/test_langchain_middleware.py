@@ -239,6 +239,7 @@ def test_the_model_reads_an_elided_history() -> None:
     assert num_cleared([message.content for message in request.messages]) > 10
 
 
+@pytest.mark.soak
 def test_turns_of_nano_compute_what_the_edit_says(nano: ChatDLite) -> None:
     model = nano.bind_tools([shout]).bind(max_tokens=1)
     totals = {}
