@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from dlite_agent.config import SamplingParams
+from dlite_agent.errors import ConfigurationError
 
 __all__ = ["ServerSettings", "tenant_name"]
 
@@ -30,6 +31,9 @@ class ServerSettings:
             its own; afterwards it is an event of the stream.
         sampling_defaults: What a request leaves open, in place of the checkpoint's own; or None.
         shutdown_timeout_s: How long a stop waits for running turns before it cancels them.
+
+    Raises:
+        ConfigurationError: A key is empty, or the header is trusted from everybody.
     """
 
     model_names: tuple[str, ...] = ()
@@ -43,6 +47,15 @@ class ServerSettings:
     headers_within_s: float = 0.25
     sampling_defaults: SamplingParams | None = None
     shutdown_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not all(self.api_keys):
+            raise ConfigurationError("an API key is ''; use one that nobody guesses, or no key")
+        if self.tenant_header and not self.api_keys:
+            raise ConfigurationError(
+                f"tenant_header is {self.tenant_header!r} without a key, so that everybody might "
+                "send it; give the proxy an API key"
+            )
 
 
 def tenant_name(parts: Sequence[str]) -> str:

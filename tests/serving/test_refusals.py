@@ -181,6 +181,13 @@ def test_a_tenant_is_a_key_a_header_and_a_salt(server: LiveServer, http: httpx.C
     assert not any(key in tenant for key in KEYS for tenant in seen)
 
 
+def test_a_key_that_is_none_and_a_header_of_anybody_are_refused() -> None:
+    with pytest.raises(errors.ConfigurationError, match="API key is ''"):
+        ServerSettings(api_keys=("a", ""))
+    with pytest.raises(errors.ConfigurationError, match="without a key"):
+        ServerSettings(tenant_header="x-tenant")
+
+
 def test_without_keys_everybody_is_the_tenant_of_this_process() -> None:
     engine = ScriptedEngine(["Hello."])
     with live_server(engine) as server:
