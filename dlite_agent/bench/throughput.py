@@ -5,8 +5,9 @@ tokens, which no stop id ends. What is measured is the time from the first one's
 last one's last; drafted turns end at different times, and a window in which all decode may be
 empty:
 - *throughput*: tokens of all turns over that time.
-- *wait*: the longest gap between two rounds of a turn, over the median gap of all turns: what
-  sharing forwards does to the unluckiest turn, 1.0 being its fair time.
+- *wait*: the longest gap between two rounds of a turn, over the median gap of all turns, while all
+  of them decode: what sharing forwards does to the unluckiest turn, 1.0 being its fair time. Turns
+  that begin or end beside it are not part of it, since a forward of fewer turns is shorter.
 - *wait beside a prefill*: the same while one more prompt arrives and is prefilled beside them.
 
 The turns are stepped in this thread, by the scheduler that the engine uses, so that no reader and
@@ -42,8 +43,8 @@ _QUICK_TOKENS = 24
 _ABOUT = (
     "tokens_per_s: of all turns together while they decode; to_one = over the first row of the "
     "same drafter; to_null = over the same row without drafts; wait = longest gap between two "
-    "rounds of a turn over the median gap; wait_prefill = the same while another prompt is "
-    "prefilled beside them; all are medians over the repeats"
+    "rounds of a turn over the median gap, while all decode; wait_prefill = the same while another "
+    "prompt is prefilled beside them; all are medians over the repeats"
 )
 
 
@@ -175,7 +176,7 @@ def _measure(service: ModelService, count: int, num_tokens: int) -> _Run:
     within = [n for one in plain for time_s, n in one.rounds if start_s < time_s <= end_s]
     return _Run(
         tokens_per_s=sum(within) / (end_s - start_s),
-        gaps_s=_gaps(plain, start_s, end_s),
+        gaps_s=_gaps(plain, *_all_decode(plain)) or _gaps(plain, start_s, end_s),
         mixed_gaps_s=_gaps(mixed, mixed_start_s, mixed_end_s),
         tau=sum(within) / len(within),
     )
@@ -199,6 +200,12 @@ def _decode(
         service.model.sessions.discard(service.model.sessions.get(info.session_id))
     start_s = min(reader.rounds[0][0] for reader in readers)
     return readers, start_s, max(reader.rounds[-1][0] for reader in readers)
+
+
+def _all_decode(readers: Sequence[_Reader]) -> tuple[float, float]:
+    """From the last one's first token to the first one's last."""
+    start_s = max(reader.rounds[0][0] for reader in readers)
+    return start_s, min(reader.rounds[-1][0] for reader in readers)
 
 
 def _gaps(readers: Sequence[_Reader], start_s: float, end_s: float) -> list[float]:

@@ -27,13 +27,10 @@ TurnSteps = Steps[GenerationChunk, None]
 
 # Rows of a prefill chunk beside one turn that decodes, and for each further one, so that a forward
 # takes less than three times what it takes without the chunk. Measured with one thread, over the
-# same forward without a chunk, beside 1 / 4 / 16 turns that decode:
-#   nano, float32:
-#     32 rows 2.4 / 1.6 / 1.2 · 64 rows 3.2 / 2.1 / 1.4 · 128 rows 5.0 / 2.9 / 1.8
-#   SmolLM2-135M, bfloat16:
-#     32 rows 1.7 / 1.6 / 1.1 · 64 rows 2.2 / 1.9 / 1.3 · 128 rows 3.4 / 2.7 / 1.8
+# same forward without a chunk, beside 1 / 4 / 16 turns that decode (nano, float32):
+#   16 rows 1.5 / 1.4 / 1.2 · 32 rows 3.4 / 2.8 / 1.8 · 96 rows 6.4 / 4.9 / 2.8
 # CUDA's are not measured: a chunk there should fill the device.
-_MIXED_ROWS = {"cpu": (32, 8), "cuda": (256, 16)}
+_MIXED_ROWS = {"cpu": (16, 5), "cuda": (256, 16)}
 
 
 def mixed_chunk_rows(device_type: str, num_decoding: int) -> int:

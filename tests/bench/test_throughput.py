@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dlite_agent.bench.throughput import bench_throughput
+from dlite_agent.bench.throughput import _all_decode, _gaps, _Reader, bench_throughput
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from tests.tiny_checkpoint import write_checkpoint
@@ -38,3 +38,13 @@ def test_turns_at_once_are_measured_with_and_without_drafts(tmp_path: Path) -> N
 def test_numbers_of_turns_are_positive(concurrency: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="at least 1"):
         bench_throughput(EngineConfig(), concurrency=concurrency)
+
+
+def test_a_wait_counts_while_all_turns_decode() -> None:
+    def reader(*times: float) -> _Reader:
+        return _Reader(lambda: 0.0, rounds=[(time_s, 1) for time_s in times])
+
+    # the first waits for the second to begin, the second for what follows the first one's end
+    readers = [reader(0.0, 5.0, 6.0, 7.0, 8.0), reader(5.5, 6.5, 7.5, 12.0)]
+    assert _all_decode(readers) == (5.5, 8.0)
+    assert _gaps(readers, *_all_decode(readers)) == [1.0] * 4

@@ -261,7 +261,7 @@ def test_the_seventeenth_turn_waits_for_memory_and_none_waits_beyond_three_times
     service.model.stop_token_ids = frozenset()
     spy = Spy(service, monkeypatch)
     tasks = [Message("user", f"{number}: mend it") for number in range(20)]
-    requests = [ChatRequest((task,), sampling=sampled(n, 24)) for n, task in enumerate(tasks)]
+    requests = [ChatRequest((task,), sampling=sampled(n, 40)) for n, task in enumerate(tasks)]
     readers = [add(service, request) for request in requests]
     seen = [[0] for _ in readers]  # number of the forward behind each token
     first_ended = 0
