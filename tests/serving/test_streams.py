@@ -17,7 +17,7 @@ from dlite_agent.outputs import GenerationChunk
 from dlite_agent.serving.app import create_app
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
-from tests.serving.chunk_rules import events
+from tests.serving.chunk_rules import checked, events
 from tests.serving.live_server import LiveServer, live_server
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -150,15 +150,40 @@ def test_more_choices_than_places_are_let_in_where_nobody_is() -> None:
         assert server.service.num_running == 0
 
 
-def test_a_stop_ends_streams_cleanly(http: httpx.Client) -> None:
+def test_a_stop_lets_turns_that_run_end(http: httpx.Client) -> None:
+    may_go_on = asyncio.Event()
+
+    class Gated(ScriptedEngine):
+        async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
+            async for chunk in super().astream(request):
+                yield chunk
+                await may_go_on.wait()
+
+    settings = ServerSettings(shutdown_timeout_s=LIMIT_S)
+    with live_server(Gated(["Hello there."]), settings) as server:
+        url = f"{server.base_url}/chat/completions"
+        with http.stream("POST", url, json=BODY) as answer:
+            server.stop()
+            assert post(server).status_code == 503
+            assert server.service.loop is not None
+            server.service.loop.call_soon_threadsafe(may_go_on.set)
+            (told,), _ = checked(answer.read().decode(), includes_usage=False)
+    assert (told.content, told.finish_reason) == ("Hello there.", "stop")
+
+
+@pytest.mark.parametrize("is_second_signal", [False, True])
+def test_a_stop_ends_streams_cleanly(http: httpx.Client, is_second_signal: bool) -> None:
     engine = ScriptedEngine([ENDLESS, ENDLESS], round_s=0.01)
-    settings = ServerSettings(shutdown_timeout_s=0.0, headers_within_s=0.0)
+    patience_s = FOREVER_S if is_second_signal else 0.0
+    settings = ServerSettings(shutdown_timeout_s=patience_s, headers_within_s=0.0)
     with live_server(engine, settings) as server:
         url = f"{server.base_url}/chat/completions"
         with http.stream("POST", url, json=BODY) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.stop()
+            if is_second_signal:
+                server.service.cancel_turns_soon()
             *_, error, done = [line for line in lines if line]
         assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert done == "data: [DONE]"
