@@ -123,11 +123,17 @@ def check_stream(seed: int) -> int:
 
 
 def spelled(vocabulary: Bytes, ids: Iterable[int]) -> str:
-    """The stream as text, markers included; `<|im_end|>` is silent."""
+    """The stream as text, markers included; `<|im_end|>` is silent, and ends a torn character."""
     names = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
     names[vocabulary.control_tokens.get("<|im_end|>", -1)] = ""
-    raw = b"".join(names[i].encode() if i in names else vocabulary.token_bytes(i) for i in ids)
-    return raw.decode("utf-8", "replace")
+    texts, raw = list[str](), b""
+    for token_id in ids:
+        if token_id in names:
+            texts += [raw.decode("utf-8", "replace"), names[token_id]]
+            raw = b""
+        else:
+            raw += vocabulary.token_bytes(token_id)
+    return "".join([*texts, raw.decode("utf-8", "replace")])
 
 
 def check_calls(text: str, calls: Sequence[ToolCall], *, is_xml: bool) -> None:
