@@ -35,7 +35,7 @@ FRAGMENTS = (
         "</parameter>",
         "<function=",
     ),
-    *("\\ud83d", "1e400", "```json", "True", "<tool", "_call>", "</thi"),
+    *("\\ud83d", "1e400", "```json", "True", "<tool", "_call>", "</thin"),
 )
 
 
