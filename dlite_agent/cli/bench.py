@@ -74,8 +74,6 @@ def _acceptance(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.acceptance_figures import read_result
     from dlite_agent.bench.acceptance_plots import plot_acceptance
 
-    if arguments.plots is not None:
-        _make_folder("--plots", arguments.plots)
     if arguments.from_csv is not None:
         result = read_result(arguments.from_csv)
     else:
@@ -98,8 +96,6 @@ def _acceptance(arguments: argparse.Namespace) -> BenchResult:
 def _history(arguments: argparse.Namespace) -> BenchResult:
     from dlite_agent.bench.history import HISTORIES, bench_history, plot_history
 
-    if arguments.plots is not None:
-        _make_folder("--plots", arguments.plots)
     result = bench_history(
         "random-20M" if arguments.model == "nano" else arguments.model,
         dtype=arguments.dtype,
@@ -270,7 +266,7 @@ def _add_acceptance_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the noise")
     group.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: 256)")
     group.add_argument(
-        "--plots", type=Path, metavar="FOLDER", help="also write PNG files; for history too"
+        "--plots", type=Path, metavar="FOLDER", help="also write PNG files; of history, turns too"
     )
     group.add_argument(
         "--from-csv", type=Path, metavar="FILE", help="measure nothing; read what --csv wrote"
@@ -285,8 +281,9 @@ def run(arguments: argparse.Namespace) -> int:
         import torch
 
         torch.set_num_threads(arguments.threads)
-    if arguments.csv is not None:
-        _make_folder("--csv", arguments.csv)
+    for option, folder in (("--csv", arguments.csv), ("--plots", arguments.plots)):
+        if folder is not None:
+            _make_folder(option, folder)
     results = []
     for name in names:
         result = BENCHES[name][1](arguments)

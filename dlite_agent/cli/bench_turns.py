@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def run_turns(arguments: argparse.Namespace, config: EngineConfig) -> BenchResul
     """Run the bench."""
     from dlite_agent.bench.clients import CLIENTS
     from dlite_agent.bench.turns import MODES, TurnsOptions, bench_turns
-    from dlite_agent.cli.console import LoadingNote
+    from dlite_agent.bench.turns_plot import plot_turns
+    from dlite_agent.cli.console import LoadingNote, note
 
     presets = "" if arguments.quick else arguments.presets
     clients = _QUICK if arguments.quick else tuple(CLIENTS)
@@ -49,11 +51,12 @@ def run_turns(arguments: argparse.Namespace, config: EngineConfig) -> BenchResul
         split_rate=arguments.split_rate,
         seed=arguments.seed,
     )
-    progress = LoadingNote()
-    try:
-        return bench_turns(config, options, progress)
-    finally:
-        progress.close()
+    with closing(LoadingNote()) as progress:
+        result = bench_turns(config, options, progress)
+    if arguments.plots is not None:
+        for path in plot_turns(result.samples, arguments.plots):
+            note(f"wrote {path}")
+    return result
 
 
 def own_form(result: BenchResult) -> dict[str, object] | None:

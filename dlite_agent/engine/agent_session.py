@@ -177,16 +177,18 @@ class AgentSession:
 
         Raises:
             CheckpointError: The folder cannot be written, or somebody else writes it.
+            RequestError: It is no path.
             SessionError: The session is closed.
         """
         self._check_open()
+        folder = _as_path(folder)
         request = replace(self._request, messages=tuple(self.messages))
         num_rows = 0
         if isinstance(self._backend, Engine):
             session_id = self._session_ids[-1] if self._session_ids else ""
             task = SaveConversation(request, session_id, str(folder))
             num_rows = self._backend.ask(task, Count).num_tokens
-        write_transcript(Path(folder), request)
+        write_transcript(folder, request)
         return num_rows
 
     @classmethod
@@ -208,7 +210,8 @@ class AgentSession:
         Raises:
             CheckpointError: The folder holds no conversation, a damaged one, or another model's.
         """
-        saved = read_transcript(Path(folder))
+        folder = _as_path(folder)
+        saved = read_transcript(folder)
         if isinstance(backend, Engine):
             backend.ask(LoadConversation(str(folder), tenant), Count)
         session = cls(backend, name, tenant=tenant)
@@ -249,3 +252,9 @@ class AgentSession:
     def _check_open(self) -> None:
         if self._is_closed:
             raise SessionError(f"session {self.name!r} is closed; make another one")
+
+
+def _as_path(folder: str | Path) -> Path:
+    if not isinstance(folder, str | Path) or not str(folder) or "\0" in str(folder):
+        raise RequestError(f"folder is {folder!r}; use the path of a folder")
+    return Path(folder)

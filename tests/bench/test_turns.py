@@ -12,6 +12,7 @@ import pytest
 from dlite_agent.bench.clients import CLIENTS, send
 from dlite_agent.bench.turn_generator import PRESETS, generate_transcript
 from dlite_agent.bench.turns import TurnsOptions, bench_turns, turns_json
+from dlite_agent.bench.turns_plot import plot_turns
 from dlite_agent.chat.messages import Message, ToolCall, ToolSpec
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
@@ -74,6 +75,20 @@ def test_baselines_and_changed_heads_cost_more(runs: dict[tuple[str, str], Any])
     head = runs["timestamp", "as_generated"]
     assert head["amplification"] > 3.0
     assert {turn["miss"] for turn in head["turns"][1:]} == {"timestamp"}
+
+
+def test_the_plot_is_an_image_for_each_transcript(
+    runs: dict[tuple[str, str], Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    samples = [
+        {"transcript": run["transcript"], "client": client, "mode": mode, **turn}
+        for (client, mode), run in runs.items()
+        for turn in run["turns"]
+    ]
+    (path,) = plot_turns(samples, tmp_path)
+    assert path.name == "turns-talk.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_idle_time_pays_for_a_new_query(runs: dict[tuple[str, str], Any]) -> None:

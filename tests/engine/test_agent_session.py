@@ -220,6 +220,9 @@ def test_a_folder_that_holds_no_conversation_is_refused(engine: Engine, tmp_path
     session = calling(engine, "save me whole")
     with pytest.raises(CheckpointError, match="holds no conversation"):
         AgentSession.load(tmp_path, engine)
+    for wrong in (None, "", 7, "a\0b"):
+        with pytest.raises(RequestError, match="use the path of a folder"):
+            session.save(wrong)  # type: ignore[arg-type]  # what users pass
     with pytest.raises(CheckpointError, match="cannot save the session to"):
         session.save("/dev/null/here")
     session.save(tmp_path)
