@@ -32,7 +32,8 @@ TokenRow = Callable[[int], Numbers]
 
 _MAX_TABLE_BYTES = 64 * 2**20
 """A table of what every token brings to a cell is made once if it is no larger."""
-DEFAULT_SHORTLIST = 32
+DEFAULT_SHORTLIST = 512
+"""Of SmolLM2-135M's drafter 32 lost a seventh of what slot 0 has right; 512 lost nothing."""
 _LINEAR = 30.0
 """Above it softplus(x) is x in float32."""
 
