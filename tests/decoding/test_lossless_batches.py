@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
+import torch
 
 from dlite_agent.config import SamplingParams
 from dlite_agent.decoding.controller import Controller, Source
@@ -19,6 +21,7 @@ from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter
 from dlite_agent.drafters.suffix import SuffixDrafter
 from dlite_agent.models.cost_table import CostTable
+from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.transformer import DenseTransformer
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.session import Session
@@ -29,9 +32,12 @@ from dlite_agent.testing import (
     assert_kv_is_of,
     cold_decode,
     cold_forward,
+    tiny_config,
     tiny_qwen3,
 )
 from tests.dlite_models import dlite_config, random_weights
+from tests.kernels.native_library import row_kernels
+from tests.models.test_native_layers import tiny_int8
 
 NUM_TOKENS = 28
 LIMITS = StopRules(frozenset(), NUM_TOKENS)
@@ -161,6 +167,7 @@ def test_float64_tokens_are_those_of_cold_runs(
     ("sampling", "num_sessions"),
     [
         ("greedy", 1),
+        ("sampled", 1),
         ("sampled", 3),
         *(pytest.param(name, 8, marks=pytest.mark.soak) for name in SAMPLINGS),
     ],
@@ -192,3 +199,36 @@ def test_float32_tokens_differ_from_plain_ones_at_near_ties_only(
             session.close()
     print(f"{sampling}, {num_sessions} at once: {num_ties} differences, each at a near-tie")
     assert num_ties <= 2 * num_sessions
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_sessions"),
+    [
+        ("greedy", 1),
+        ("sampled", 1),
+        ("sampled", 8),
+        pytest.param("greedy", 8, marks=pytest.mark.soak),
+    ],
+)
+def test_int8_computes_the_same_bits_whoever_drafts(sampling: str, num_sessions: int) -> None:
+    """Tokens, and every key and value: what each logit was computed from.
+
+    Without the drafter whose blocks have more than the 15 tokens that this is promised for.
+    """
+    small = tiny_int8(replace(tiny_config(), head_dim=64))
+    assert small.use_kernels(row_kernels())
+    prompts = PROMPTS[:num_sessions]
+    plain, _ = run(small, "null", sampling, prompts)
+    texts = [list(session.token_ids) for session in plain]
+    history = [rows_to_host(session.kv, 0, len(texts[0]) - 1) for session in plain]
+    num_drafted = 0
+    for drafter in DRAFTERS:
+        if drafter == "adversarial":
+            continue
+        sessions, rounds = run(small, drafter, sampling, texts)
+        assert [session.token_ids for session in sessions] == texts
+        for session, rows in zip(sessions, history, strict=True):
+            assert torch.equal(rows_to_host(session.kv, 0, rows.shape[3]), rows)
+            session.close()
+        num_drafted += sum(round_.num_drafted for round_ in rounds)
+    assert num_drafted > 3 * NUM_TOKENS
