@@ -317,20 +317,20 @@ class Controller:
         origin = f"{block.source}+{more.origin}"
         return DraftBlock(all_ids[:end], confidence if len(confidence) == end else (), origin)
 
-    def _note_asking(self, own: ControllerState, took_s: float) -> None:
+    def _note_asking(self, own: ControllerState, all_s: float) -> None:
         """Book the time of a proposal: to each who was asked his own, and a share of ours.
 
         In seconds of the table: on a machine that others use too, rounds take longer as well;
-        before that is known, nothing is booked.
+        before it is known how much, nobody pays more than was thought.
         """
         asked, pace = own.asked, self._rounds.pace
         own.asked = []
-        if pace is None:
-            return
-        ours_s = took_s - sum(theirs_s for _, theirs_s in asked)
+        ours_s = all_s - sum(theirs_s for _, theirs_s in asked)
         for number, theirs_s in asked:
-            booked_s = (theirs_s + ours_s / len(asked)) / pace
-            own.parts[number].record.book(self.asked_sources[number].note_asking(booked_s))
+            took_s = (theirs_s + ours_s / len(asked)) / (pace or 1.0)
+            noted_s = self.asked_sources[number].note_asking(took_s)
+            if pace is not None:
+                own.parts[number].record.book(noted_s)
 
     def _note_share(self, drafted: tuple[int, ...], committed: list[int]) -> None:
         """Learn which share of drafted rows is accepted, for turns that share a forward."""

@@ -20,8 +20,6 @@ _ASSUMED_ASKING_S = 30e-6
 """Host time of asking a source that only looks something up."""
 _AVERAGE_STEP = 0.05
 _MAX_OUTLIER = 4.0
-_PRIOR_ASKINGS = 3
-"""How many askings count as much as what was known before."""
 _MIN_REACHED = 0.02
 """Chance of a token and all before it to be right, below which nothing behind it pays."""
 
@@ -120,7 +118,6 @@ class AskedSource:
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts.of_engine)
     asking_s: float = field(init=False)
     usual_gain: float = math.inf
-    _num_asked: int = 0
 
     def __post_init__(self) -> None:
         self.asking_s = self.source.asking_s
@@ -156,9 +153,7 @@ class AskedSource:
     def note_asking(self, took_s: float) -> float:
         """Learn what asking costs, and return it; what interrupts us is not the source's cost."""
         took_s = min(took_s, _MAX_OUTLIER * self.asking_s)
-        self._num_asked += 1
-        step = max(_AVERAGE_STEP, 1.0 / (_PRIOR_ASKINGS + self._num_asked))
-        self.asking_s += step * (took_s - self.asking_s)
+        self.asking_s += _AVERAGE_STEP * (took_s - self.asking_s)
         return took_s
 
     def ask(

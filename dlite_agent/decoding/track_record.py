@@ -95,8 +95,7 @@ class TrackRecord:
     wakes_at: int = 0
     _settled_at: int = -1
     _usual_gain_s: float = 0.0
-    _paid_s: float = 0.0
-    _is_purse_paying: bool = False
+    _paid_s: float | None = None  # of its own balance, for the last asking
     _ids: Sequence[int] = ()
     _cells: Sequence[int] = ()
     _chances: Sequence[float] = ()
@@ -128,22 +127,26 @@ class TrackRecord:
             passed_s = plain_s * (round_number - self._settled_at)
             earned_s = self.asking_part * ASKING_SHARE * passed_s
             self.asking_s = min(self.asking_s + earned_s, most)
-        self._settled_at, self._usual_gain_s, self._paid_s = round_number, usual_gain_s, 0.0
-        self._is_purse_paying = self.asking_s < asking_s
+        self._settled_at, self._usual_gain_s = round_number, usual_gain_s
+        self._paid_s = asking_s if self.asking_s >= asking_s else None
         may_ask = self._can_pay(asking_s)
-        if may_ask:
-            self.book(asking_s)
-        else:
+        if may_ask and self._paid_s is not None:
+            self.asking_s -= asking_s
+        elif may_ask:
+            purse.stake_s -= asking_s
+        if not self._can_pay(asking_s):
             self._sleep(asking_s)
         return may_ask
 
     def book(self, asking_s: float) -> None:
-        """Pay for having been asked; where it took longer than was thought, the difference."""
-        more_s, self._paid_s = asking_s - self._paid_s, asking_s
-        if self._is_purse_paying:
-            self.purse.stake_s -= more_s
-        else:
-            self.asking_s -= more_s
+        """Pay for having been asked what it took more than was thought, or take it back.
+
+        The purse does not: it only pays where asking gains more, and what it earns is measured.
+        """
+        if self._paid_s is None:
+            return
+        self.asking_s -= asking_s - self._paid_s
+        self._paid_s = None
         if not self._can_pay(asking_s):
             self._sleep(asking_s)
 

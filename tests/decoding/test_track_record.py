@@ -174,12 +174,12 @@ def test_an_asking_that_took_longer_is_paid_for_and_slept_off() -> None:
     assert record.asking_s + earned_s == pytest.approx(0.25, abs=ASKING_SHARE * PLAIN_S)
 
 
-def test_the_purse_pays_the_rest_of_what_it_paid_for() -> None:
+def test_the_purse_pays_what_was_thought() -> None:
     record = TrackRecord()
     assert record.settle(0, PLAIN_S, 0.5, 3.0)  # more than its own balance holds
-    held_s = record.purse.stake_s
+    held_s, own_s = record.purse.stake_s, record.asking_s
     record.book(0.75)
-    assert record.purse.stake_s == pytest.approx(held_s - 0.25)
+    assert (record.purse.stake_s, record.asking_s) == (held_s, own_s)
 
 
 def test_only_an_accepted_token_that_was_in_the_forward_earns() -> None:
