@@ -18,11 +18,12 @@ from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
 from dlite_agent.serving.settings import ServerSettings
 from tests.serving.chunk_rules import checked
-from tests.serving.live_server import LIMIT_S, LiveServer, live_server
+from tests.serving.live_server import LiveServer, live_server
 from tests.tiny_checkpoint import write_checkpoint
 
 NUM_CLIENTS = 64
 NUM_TASKS = 12
+LIMIT_S = 300.0
 HEALTH_S = 0.1
 
 
@@ -121,7 +122,7 @@ async def drive(server: LiveServer, seconds: float) -> Traffic:
 @pytest.mark.parametrize(
     ("seconds", "isolation"),
     [
-        pytest.param(2.0, "thread", id="sample"),
+        pytest.param(2.0, "thread", id="sample", marks=pytest.mark.timeout(400)),
         pytest.param(
             300.0, "process", id="soak", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]
         ),
