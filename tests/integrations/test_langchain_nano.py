@@ -77,3 +77,14 @@ def _ask(model: BaseChatModel, messages: list[Any], *, stream: bool) -> AIMessag
         message += chunk
     assert isinstance(message, AIMessageChunk)
     return message
+
+
+def test_the_bytes_that_a_forced_call_must_have_are_drafted() -> None:
+    """Without any drafter: what is drafted is what the grammar leaves no choice in."""
+    model = ChatDLite("nano", drafter="null", temperature=0, max_tokens=64, enable_thinking=False)
+    tool = {"type": "function", "function": {"name": "count_open_files", "parameters": {}}}
+    message = model.bind_tools([tool], tool_choice="count_open_files").invoke("Go on.")
+    assert message.tool_calls[0]["args"] == {}
+    turn = message.response_metadata["dlite"]
+    assert turn["completion_tokens"] <= 40
+    assert turn["completion_tokens"] > 4 * turn["rounds"]  # τ
