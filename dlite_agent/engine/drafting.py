@@ -102,7 +102,7 @@ def make_drafters(
     checkpoint = resolve_checkpoint(config.model, config.revision)
     explain_drafter(config.drafter, target.config, checkpoint)  # a name of nobody is an error
 
-    ngrams = load_ngram_kernels(config.cache_folder())
+    ngrams = load_ngram_kernels(config.cache_folder()) if target.uses_kernels else None
 
     def copying(tenant: str) -> Drafter:
         workspace = None if workspaces is None else partial(workspaces.of, tenant)
