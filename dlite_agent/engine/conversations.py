@@ -29,7 +29,7 @@ def free_sessions(model: LoadedModel, task: FreeSessions) -> int:
     freed = [
         info.session_id
         for info in model.sessions.sessions()
-        if info.session_id in wanted
+        if wanted.intersection((info.session_id, info.sibling_of))
         and info.tenant == task.tenant
         and not info.is_busy
         and not info.is_pinned

@@ -36,6 +36,7 @@ class SessionInfo:
         idle_s: Seconds since its last turn ended; 0 while one runs.
         tenant: Whose it is.
         is_sibling: A branch that another session dropped, kept for a retry.
+        sibling_of: That session's id, or empty.
     """
 
     session_id: str
@@ -47,6 +48,7 @@ class SessionInfo:
     tenant: str = ""
     is_pinned: bool = False
     is_sibling: bool = False
+    sibling_of: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +64,7 @@ class Resident:
         released_at: When its last turn ended, in seconds of the store's clock.
         ended_in_call: That turn ended in a tool call.
         tenant: Whose it is; nobody else finds it.
-        is_sibling: It is what another session dropped, and no turn has gone on with it.
+        sibling_of: The session that dropped this branch; empty once a turn has gone on with it.
     """
 
     session: Session
@@ -73,7 +75,12 @@ class Resident:
     released_at: float = 0.0
     ended_in_call: bool = False
     tenant: str = ""
-    is_sibling: bool = False
+    sibling_of: str = ""
+
+    @property
+    def is_sibling(self) -> bool:
+        """Whether it is what another session dropped, and no turn has gone on with it."""
+        return bool(self.sibling_of)
 
     def is_waiting(self, now: float) -> bool:
         """Whether a tool's result is still expected."""
@@ -172,6 +179,7 @@ class Resident:
             tenant=self.tenant,
             is_pinned=self.session.is_pinned,
             is_sibling=self.is_sibling,
+            sibling_of=self.sibling_of,
         )
 
 

@@ -306,7 +306,7 @@ class SessionStore:
         if len(donor.trail) - kept >= _WORTH_WAITING and num_spare >= count:
             sibling = self.adopt(donor.session.fork(session_id=_new_id()), donor.tenant)
             sibling.turn_start, sibling.released_at = donor.turn_start, now
-            sibling.is_sibling = True
+            sibling.sibling_of = donor.session.session_id
 
     def _open_new(self, request: PrefixRequest, session_id: str) -> Resident:
         self._make_room(request.need(num_pages))
@@ -321,7 +321,7 @@ class SessionStore:
         num_kept = min(common, len(request.prompt) - 1)
         entry.begin(request.prompt, num_kept, request.num_planned)
         entry.turn_start = len(request.prompt) if turn_start is None else turn_start
-        entry.is_sibling = False
+        entry.sibling_of = ""
         is_claimed = entry.session.try_claim()
         assert is_claimed, "only idle sessions are taken over"
         self._touch(entry)

@@ -160,7 +160,7 @@ def test_a_closed_session_frees_its_memory_and_no_forks(engine: Engine) -> None:
     other.close()
     other.close()
     assert held(engine) == before
-    assert engine.usage().kv_used_bytes == used
+    assert engine.usage().kv_used_bytes <= used
 
 
 def test_a_conversation_that_others_go_on_with_stays(engine: Engine) -> None:
