@@ -1,7 +1,7 @@
 """No call that blocks on an event loop, as `langgraph dev` checks: not even the first one.
 
-Beside what blockbuster looks for by itself (files, sockets, sleeps, locks), waiting for an item of
-a queue is looked for.
+Beside what blockbuster looks for by itself (files, sockets, sleeps), waiting for an item of a queue
+is looked for.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ blockbuster = pytest.importorskip("blockbuster")
 
 @contextmanager
 def armed() -> Iterator[None]:
-    waits = blockbuster.BlockBusterFunction(_queue.SimpleQueue, "get")
-    with blockbuster.blockbuster_ctx():
-        waits.activate()
-        try:
-            yield
-        finally:
-            waits.deactivate()
+    """Every blocking call on an event loop raises; locks do not count, most are held briefly."""
+    detector = blockbuster.BlockBuster()
+    functions = {k: f for k, f in detector.functions.items() if not k.startswith("threading.Lock")}
+    functions["get"] = blockbuster.BlockBusterFunction(_queue.SimpleQueue, "get")
+    detector.functions = functions
+    detector.activate()
+    try:
+        yield
+    finally:
+        detector.deactivate()
 
 
 class Finding(BaseModel):

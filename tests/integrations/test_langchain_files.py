@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import blockbuster
 import pytest
 from langchain_core.messages import HumanMessage
 
 from dlite_agent import Engine
 from dlite_agent.cli.main import main as dlite_agent
 from dlite_agent.nano.world import make_task
+from tests.integrations.test_langchain_blocking import armed
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "langchain"
 
@@ -54,7 +54,7 @@ async def test_the_graph_of_the_server_answers_without_blocking_its_loop(tmp_pat
         "configurable": {"folder": str(task.materialise(tmp_path)), "thread_id": "one"},
         "recursion_limit": 40,
     }
-    with blockbuster.blockbuster_ctx():
+    with armed():
         graph = await make_graph(run)
         result = await graph.ainvoke({"messages": [HumanMessage(task.prompt)]}, run)
     assert result["messages"][-1].type == "ai"
