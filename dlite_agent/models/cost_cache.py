@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from dlite_agent.kernels.native import source_digest
 from dlite_agent.models.cost_table import CostTable
 from dlite_agent.models.device import device_name
 from dlite_agent.models.target import TargetModel
@@ -37,7 +38,7 @@ def cost_key(target: TargetModel) -> dict[str, str | int]:
         "fingerprint": target.fingerprint,
         "device": device_name(target.device),
         "dtype": str(target.dtype).removeprefix("torch."),
-        "layers": "kernels" if target.uses_kernels else "torch",
+        "layers": source_digest() if target.uses_kernels else "torch",
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "dlite-agent": _own_version(),

@@ -98,23 +98,23 @@ def _add_sessions(app: FastAPI, service: ServingService) -> None:
     async def list_sessions(http: Request) -> Response:
         return await sessions.list_sessions(service, http)
 
-    @app.delete(path + "/{name}", summary="Forget a session")
+    @app.delete(path + "/{name:path}", summary="Forget a session")
     async def delete_session(http: Request, name: str) -> Response:
         return await sessions.delete_session(service, http, name)
 
-    @app.get(path + "/{name}/explain", summary="What its last turn computed, and why")
+    @app.get(path + "/{name:path}/explain", summary="What its last turn computed, and why")
     async def explain_session(http: Request, name: str) -> Response:
         return await sessions.explain_session(service, http, name)
 
-    @app.post(path + "/{name}/fork", openapi_extra=_body(ForkBody), summary="Copy a session")
+    @app.post(path + "/{name:path}/fork", openapi_extra=_body(ForkBody), summary="Copy a session")
     async def fork_session(http: Request, name: str) -> Response:
         return await sessions.fork_session(service, http, name)
 
-    @app.post(path + "/{name}/load", summary="Bring a session into the KV pool")
+    @app.post(path + "/{name:path}/load", summary="Bring a session into the KV pool")
     async def load_session(http: Request, name: str) -> Response:
         return await sessions.load_session(service, http, name)
 
-    @app.post(path + "/{name}/{action}", summary="Pin, unpin or save a session")
+    @app.post(path + "/{name:path}/{action}", summary="Pin, unpin or save a session")
     async def act(http: Request, name: str, action: sessions.SimpleAction) -> Response:
         return await sessions.act(service, http, name, action)
 

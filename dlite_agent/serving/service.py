@@ -84,13 +84,13 @@ class ServingService:
         """The context size of a model that is loaded.
 
         Raises:
-            StatusError: 503; it is not, or the server stops.
+            StatusError: 503; it is not yet, or the server stops. 500; it cannot be.
         """
         if self.is_stopping:
             message = "the server is shutting down; send the request to another one"
             raise StatusError(503, message, "shutting_down", retry_after_s=_RETRY_AFTER_S)
         if self.load_error is not None:
-            raise StatusError(503, f"the model cannot be loaded: {self.load_error}", "load_failed")
+            raise StatusError(500, f"the model cannot be loaded: {self.load_error}", "load_failed")
         if self.max_context is None:
             message = f"the model {self.model_names[0]!r} is loading; try again soon"
             raise StatusError(503, message, "loading", retry_after_s=_RETRY_AFTER_S)

@@ -146,6 +146,15 @@ def test_a_session_is_pinned_forked_saved_loaded_and_forgotten(http: httpx.Clien
     assert http.post(f"{path}/mine/nonsense").status_code == 400
 
 
+def test_a_name_of_a_session_may_hold_slashes(http: httpx.Client) -> None:
+    chat(http, session_id="team/mine")
+    path = "/v1/dlite/sessions/team%2Fmine"
+    assert http.get(f"{path}/explain").status_code == 200
+    assert http.post(f"{path}/pin").status_code == 200
+    assert http.delete(path).status_code == 200
+    assert http.delete(path).status_code == 404
+
+
 def test_the_last_turn_of_a_session_is_explained(http: httpx.Client) -> None:
     said = chat(http, session_id="mine")["choices"][0]["message"]
     edited = [{"role": "user", "content": "Hi yonder."}]

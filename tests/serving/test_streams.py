@@ -211,7 +211,7 @@ def test_a_model_that_loads_is_waited_for_and_one_that_cannot_is_told() -> None:
         def max_context(self, value: int) -> None:
             pass
 
-    for error, status in ((None, 200), (CapacityError("no memory"), 503)):
+    for error, status in ((None, 200), (CapacityError("no memory"), 500)):
         engine = Loading()
         engine.error = error
         with live_server(engine) as server:
