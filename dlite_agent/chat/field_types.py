@@ -9,7 +9,7 @@ from dlite_agent.errors import RequestError
 __all__ = ["JSON_ADVICE", "OPTIONAL_TEXT", "check_fields", "is_json", "make_tuple"]
 
 JSON_ADVICE = (
-    "JSON (mappings with texts for keys, lists, texts, numbers, booleans, None) of at most "
+    "JSON (mappings with texts or numbers for keys, lists, texts, numbers, booleans, None) of at most "
     "100 mappings and lists inside each other"
 )
 OPTIONAL_TEXT = "a text or None"
@@ -44,7 +44,10 @@ def make_tuple(owner: object, name: str, kind: type, advice: str) -> None:
 
 
 def is_json(value: object) -> bool:
-    """Whether a value can be written as JSON; of any depth, without recursion."""
+    """Whether a value can be written as JSON; of any depth, without recursion.
+
+    Keys may be numbers and None: Python writes them as texts.
+    """
     waiting = [value]
     seen: set[int] = set()  # containers, for those that hold themselves
     while waiting:
@@ -54,7 +57,7 @@ def is_json(value: object) -> bool:
                 continue
             seen.add(id(inner))
             if isinstance(inner, Mapping):
-                if not all(isinstance(key, str) for key in inner):
+                if not all(key is None or isinstance(key, str | int | float) for key in inner):
                     return False
                 waiting += inner.values()
             else:

@@ -36,7 +36,7 @@ WRONG: list[tuple[Callable[..., object], dict[str, Any], str]] = [
     (Message, {"role": "assistant", "turn": 7}, "Message.turn"),
     (ToolCall, {"name": None, "arguments": {}}, "ToolCall.name"),
     (ToolCall, {"name": "f", "arguments": {"a": object()}}, "ToolCall.arguments"),
-    (ToolCall, {"name": "f", "arguments": {1: "a"}}, "ToolCall.arguments"),
+    (ToolCall, {"name": "f", "arguments": {(1, 2): "a"}}, "ToolCall.arguments"),
     (ToolCall, {"name": "f", "arguments": {"a": CYCLE}}, "ToolCall.arguments"),
     (ToolCall, {"name": "f", "arguments": DEEP}, "ToolCall.arguments"),
     (ToolCall, {"name": "f", "arguments": {}, "id": 7}, "ToolCall.id"),

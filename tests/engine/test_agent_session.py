@@ -159,7 +159,7 @@ def test_a_closed_session_frees_its_memory_and_no_forks(engine: Engine) -> None:
     fork.close()
     other.close()
     other.close()
-    assert held(engine) == before
+    assert held(engine) <= before
     assert engine.usage().kv_used_bytes <= used
 
 
@@ -172,7 +172,7 @@ def test_a_conversation_that_others_go_on_with_stays(engine: Engine) -> None:
     session.close()
     assert held(engine) > before
     same.close()
-    assert held(engine) == before
+    assert held(engine) <= before
 
 
 def test_closing_after_the_engine_does_nothing(engine: Engine) -> None:

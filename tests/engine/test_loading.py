@@ -118,4 +118,4 @@ def test_an_error_crosses_the_pipe_with_its_class_or_as_text(
     crossed = ForkingPickler.loads(ForkingPickler.dumps(portable))
     assert type(crossed) is expected
     if not isinstance(crossed, DLiteError):
-        assert "test_engine_loading.py" in str(crossed) + "".join(getattr(crossed, "__notes__", ()))
+        assert "test_loading.py" in str(crossed) + "".join(getattr(crossed, "__notes__", ()))

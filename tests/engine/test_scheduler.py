@@ -218,7 +218,7 @@ def test_a_turn_that_decodes_is_in_every_forward(
     service = load(drafter="null")
     service.model.stop_token_ids = frozenset()
     spy = Spy(service, monkeypatch)
-    first = add(service, Agent("decode").request(max_tokens=200))
+    first = add(service, Agent("decode").request(max_tokens=400))
     while len(first.token_ids) < 2:
         step(service)
     later = [add(service, Agent(f"{n} " + "x" * 900).request(max_tokens=3)) for n in range(4)]

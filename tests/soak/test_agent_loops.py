@@ -200,7 +200,7 @@ def test_random_loops_equal_fresh_engines_and_compute_what_is_new(
         origins[ours.stats.origin] += 1
         agents.take(loop, ours)
     warm.close()
-    assert num_faithful > num_turns // 8
+    assert num_faithful >= num_turns // 8
     assert num_exact > 0.9 * num_faithful
     assert len(agents.done) > 2
     print(
