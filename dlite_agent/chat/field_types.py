@@ -9,8 +9,8 @@ from dlite_agent.errors import RequestError
 __all__ = ["JSON_ADVICE", "OPTIONAL_TEXT", "check_fields", "is_json", "make_tuple"]
 
 JSON_ADVICE = (
-    "JSON (mappings with texts or numbers for keys, lists, texts, numbers, booleans, None) of at most "
-    "100 mappings and lists inside each other"
+    "JSON (mappings with texts or numbers for keys, lists, texts, numbers, booleans, None) of at "
+    "most 100 mappings and lists inside each other"
 )
 OPTIONAL_TEXT = "a text or None"
 

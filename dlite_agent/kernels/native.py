@@ -38,10 +38,16 @@ def build_library(folder: Path | None) -> ctypes.CDLL | None:
     if folder is None or compiler is None or sys.platform != "linux":
         logger.info("native_kernels=off compiler=%s folder=%s", compiler, folder)
         return None
+    import fcntl  # POSIX only
+
     try:
         library = folder / f"row-kernels-{_key(compiler)}.so"
         if not library.exists():
-            _compile(compiler, library)
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "row-kernels.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it
+                if not library.exists():
+                    _compile(compiler, library)
         return ctypes.CDLL(str(library))
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("native_kernels=off reason=%r", error)
@@ -67,8 +73,7 @@ def _key(compiler: str) -> str:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Compile beside the final place and move there, since several processes may do so at once."""
-    library.parent.mkdir(parents=True, exist_ok=True)
+    """Compile beside the final place and move there: what has the name is whole."""
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         built = Path(scratch) / library.name
         units = [str(source) for source in _SOURCES if source.suffix == ".c"]

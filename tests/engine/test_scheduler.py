@@ -472,7 +472,10 @@ def sub_agents(count: int, max_tokens: int = 60) -> list[ChatRequest]:
     ]
 
 
-@pytest.mark.parametrize("num_pages", [3, 7, 14])
+@pytest.mark.parametrize(
+    "num_pages",
+    [3, pytest.param(7, marks=pytest.mark.soak), pytest.param(14, marks=pytest.mark.soak)],
+)
 def test_twenty_sub_agents_on_a_small_budget_queue_and_all_end(load: Load, num_pages: int) -> None:
     requests = sub_agents(20)
     service = load(max_kv_bytes=num_pages * PAGE_BYTES, max_batch=20)
