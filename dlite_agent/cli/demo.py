@@ -76,9 +76,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _warm_up(open_backend: OpenBackend) -> None:
-    """Pay for a process's first turn (0.5 s of libraries' first calls), which no policy owes."""
+    """Pay for a process's first turns (libraries' first calls, memory), which no policy owes."""
     request = ChatRequest(
-        (Message(role="user", content="hello"),), sampling=SamplingParams(max_tokens=8)
+        (Message(role="user", content="hello " * 500),), sampling=SamplingParams(max_tokens=32)
     )
     with open_backend("none") as backend:
         backend.generate(request)
