@@ -51,8 +51,9 @@ ADVICE: dict[MissCause, str] = {
     "rendered_again": "the turn was not generated here, or is forgotten: nothing to change",
     "evicted": "raise max_kv_bytes, or send the next turn sooner",
 }
-# The answer's last token, which has no KV yet, and the newline that the template writes behind it.
-_UNAVOIDABLE = 2
+# The last token of the answer, which has no KV yet, and what the template writes behind it: a
+# newline, and before it the end of turn, where the answer was cut.
+_UNAVOIDABLE = 3
 _AROUND = 60  # characters before and behind a difference
 _MANY_SHORTER = 2  # a result this many times shorter was cut, not corrected
 _VOLATILE = re.compile(

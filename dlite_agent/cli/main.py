@@ -113,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dlite-agent {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary)
+        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         verb.add_argument(
             "-v", "--verbose", action="store_true", help="log one line a turn to standard error"
         )

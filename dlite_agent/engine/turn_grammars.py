@@ -8,10 +8,12 @@ from typing import Literal
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.markers import CALL, THINK_END
+from dlite_agent.chat.output_rules import OutputRules, ToolChoice
 from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
+from dlite_agent.errors import RequestError
 from dlite_agent.tokenizer import CheckpointTokenizer
 
 __all__ = ["TurnGrammars"]
@@ -63,7 +65,25 @@ class TurnGrammars:
         answer = None if rules.answer is None else rules.answer.schema
         schemas = (answer, *(tool.parameters for tool in request.tools))
         texts = tuple(dict.fromkeys(text for schema in schemas for text in examples(schema)))
-        return self._compiler.compile(grammar, request.tenant, closing, texts)
+        try:
+            return self._compiler.compile(grammar, request.tenant, closing, texts)
+        except RequestError as error:
+            name = self._unmet(request, form, texts)
+            if name is None:
+                raise
+            raise RequestError(f"tool {name!r}: {error}") from error
+
+    def _unmet(self, request: ChatRequest, form: TurnForm, texts: Sequence[str]) -> str | None:
+        """The first tool whose schema by itself cannot be enforced or met."""
+        for tool in request.output.allowed(request.tools):
+            one = OutputRules(ToolChoice("required", (tool.name,)))
+            grammar = turn_grammar(one, (tool,), form)
+            try:
+                if grammar is not None:
+                    self._compiler.compile(grammar, request.tenant, examples=texts)
+            except RequestError:
+                return tool.name
+        return None
 
     def _thought(self, prompt: RenderedPrompt) -> Literal["open", "optional", "none"]:
         if prompt.starts_in_reasoning:

@@ -296,6 +296,16 @@ def test_a_session_that_was_evicted_is_named(service: ModelService) -> None:
     assert set(stats.replayed) == {"generated"}, "the journal outlives the KV"
 
 
+def test_an_answer_that_was_cut_misses_nothing(service: ModelService) -> None:
+    ask = ChatRequest((Message("user", "cut it"),), sampling=sampled(1, 12), history="as_generated")
+    cut = generate(service, ask)
+    assert cut.finish_reason == "length"
+    more = (*ask.messages, cut.message, Message("user", "go on"))
+    stats = generate(service, replace(ask, messages=more)).stats
+    assert stats.prefilled_tokens > stats.new_tokens
+    assert stats.miss is None
+
+
 def test_the_first_turn_of_a_conversation_misses_nothing(service: ModelService) -> None:
     assert generate(service, Client("something new").request()).stats.miss is None
 

@@ -76,13 +76,13 @@ CASES: dict[str, tuple[Callable[[ChatDLite], tuple[Any, Any]], str, type, str]] 
         ),
         "RequestError",
         core.ModelInvalidRequestError,
-        "cannot be enforced: Invalid type: nr; simplify it, or send it with strict=false",
+        "tool 'add': .*cannot be enforced: Invalid type: nr; simplify it, or .* strict=false",
     ),
     "a tool whose schema nothing satisfies": (
         lambda m: (m.bind_tools([spec(required=["a"], **NO_NUMBER)], tool_choice="any"), "?"),
         "RequestError",
         core.ModelInvalidRequestError,
-        "Unsatisfiable schema: required property 'a'.*; simplify it",
+        "tool 'add': .*Unsatisfiable schema: required property 'a'.*; simplify it",
     ),
     "an answer with an invalid schema": (
         lambda m: (m.with_structured_output({"title": "t", "type": "nr"}), "?"),
