@@ -87,16 +87,7 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
     memory = model.tenants.of(request.tenant)
     asked = request
     sent = PastRequest.of(request.messages, request.tools, request.template_kwargs)
-    if model.config.reuse == "session":
-        request = replace(request, tools=memory.tools.first_seen(request.tools))
-    seed = seed_key(request.tools, request.template_kwargs)
-    plan = plan_history(model, memory, request.messages, seed, request.history)
-    prompt = memory.renderer.render(
-        request.messages,
-        request.tools,
-        template_kwargs=request.template_kwargs,
-        splices=plan.splices,
-    )
+    request, plan, prompt = _render(model, memory, request)
     sampling = _resolve(request.sampling, model, len(prompt.token_ids))
     return AdmittedRequest(
         request,
@@ -121,6 +112,20 @@ def prompt_ids(model: LoadedModel, task: Tokenize) -> tuple[int, ...]:
     request, memory = task.request, model.tenants.of(task.request.tenant)
     if request.prompt is not None:
         return _raw_ids(model, request.prompt)
+    *_, prompt = _render(model, memory, request, add_generation_prompt=task.add_generation_prompt)
+    return prompt.token_ids
+
+
+def _render(
+    model: LoadedModel,
+    memory: TenantMemory,
+    request: ChatRequest,
+    *,
+    add_generation_prompt: bool = True,
+) -> tuple[ChatRequest, ReplayPlan, RenderedPrompt]:
+    """A request with its tools in the form that came first, what is spliced, and the prompt."""
+    if model.config.reuse == "session":
+        request = replace(request, tools=memory.tools.first_seen(request.tools))
     seed = seed_key(request.tools, request.template_kwargs)
     plan = plan_history(model, memory, request.messages, seed, request.history)
     prompt = memory.renderer.render(
@@ -128,9 +133,9 @@ def prompt_ids(model: LoadedModel, task: Tokenize) -> tuple[int, ...]:
         request.tools,
         template_kwargs=request.template_kwargs,
         splices=plan.splices,
-        add_generation_prompt=task.add_generation_prompt,
+        add_generation_prompt=add_generation_prompt,
     )
-    return prompt.token_ids
+    return request, plan, prompt
 
 
 def plan_history(

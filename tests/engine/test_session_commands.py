@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.messages import Message
+from dlite_agent.chat.messages import Message, ToolSpec
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.engine.engine import Engine
 from dlite_agent.engine.session_tasks import (
@@ -103,6 +104,16 @@ def test_raw_ids_are_continued_as_the_chat_they_came_from(engine: Engine) -> Non
     again = engine.generate(ChatRequest((), prompt=text, sampling=HI.sampling))
     assert again.token_ids == raw.token_ids
     assert again.message.content == raw.message.content
+
+
+def test_ids_of_a_request_are_those_of_its_turn_also_where_tools_change_places(
+    engine: Engine,
+) -> None:
+    tools = tuple(ToolSpec(name, parameters={"type": "object"}) for name in ("read", "test"))
+    engine.generate(replace(HI, tools=tools))
+    turned = replace(HI, tools=tools[::-1])
+    ids = engine.ask(Tokenize(turned), TokenIds).token_ids
+    assert ids == engine.generate(turned).prompt_token_ids
 
 
 def test_a_partial_raw_prompt_is_prefilled(engine: Engine) -> None:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import litellm
 import pytest
-from litellm.caching.llm_caching_handler import LLMClientCache
 
 import dlite_agent.integrations.litellm  # noqa: F401  # registers the provider
 from dlite_agent.errors import ContextLengthExceededError, RequestError
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import live_server
+
+pytestmark = pytest.mark.usefixtures("litellm_as_it_was")
 
 ROOT = Path(__file__).parents[2]
 CALL = (
@@ -32,21 +31,6 @@ TOOLS = [
     }
 ]
 PROVIDERS = ("dlite", "hosted_vllm", "openai")
-
-
-@pytest.fixture(autouse=True)
-async def _litellm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    costs = dict(litellm.model_cost)
-    clients = LLMClientCache()
-    monkeypatch.setattr(litellm, "suppress_debug_info", True)
-    monkeypatch.setattr(litellm, "in_memory_llm_clients_cache", clients)
-    yield
-    litellm.model_cost.clear()
-    litellm.model_cost.update(costs)
-    for client in clients.cache_dict.values():  # they keep their connections open
-        closing = client.close()
-        if inspect.isawaitable(closing):
-            await closing
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

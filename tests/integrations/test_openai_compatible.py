@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
 import subprocess
 import tomllib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,14 @@ import litellm
 import pytest
 import yaml
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
-from litellm.caching.llm_caching_handler import LLMClientCache
 from openai import OpenAI
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import live_server
+
+pytestmark = pytest.mark.usefixtures("litellm_as_it_was")
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "openai-compatible"
 QWEN_CODE = os.environ.get("DLITE_QWEN_CODE") or shutil.which("qwen")
@@ -35,21 +35,6 @@ CALL = (
 READ = {"name": "read", "parameters": {"type": "object", "properties": {}}}
 TOOLS: list[Any] = [{"type": "function", "function": READ}]
 ASK: list[Any] = [{"role": "user", "content": "Hi."}]
-
-
-@pytest.fixture(autouse=True)
-async def _litellm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
-    costs = dict(litellm.model_cost)
-    clients = LLMClientCache()
-    monkeypatch.setattr(litellm, "suppress_debug_info", True)
-    monkeypatch.setattr(litellm, "in_memory_llm_clients_cache", clients)
-    yield
-    litellm.model_cost.clear()
-    litellm.model_cost.update(costs)
-    for client in clients.cache_dict.values():  # they keep their connections open
-        closing = client.close()
-        if inspect.isawaitable(closing):
-            await closing
 
 
 def text(name: str) -> str:
