@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 import pytest
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
-from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.config import SamplingParams
 from dlite_agent.engine.scheduler import mixed_chunk_rows
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.service import ModelService
 from dlite_agent.engine.tasks import Event, Failure, Finished
 from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.models.target import ForwardRows, TargetOutput
@@ -23,31 +23,15 @@ from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.testing import cold_forward
 from tests.conversations import Agent, sampled
-from tests.tiny_checkpoint import write_checkpoint
 
 Load = Callable[..., ModelService]
 PAGE_BYTES = 256 * 2 * 2 * 2 * 16 * 8  # of the tiny checkpoint in float64
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_positions=4096)
-
-
 @pytest.fixture
-def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "prefill_chunk": 64} | options
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
+def load(load: Load) -> Load:
+    return partial(load, prefill_chunk=64)
 
 
 @dataclass(eq=False)

@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, TextDelta, ToolCallDelta
-from dlite_agent.config import EngineConfig, HistoryMode, ReusePolicy, SamplingParams
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.config import HistoryMode, ReusePolicy, SamplingParams
+from dlite_agent.engine.service import ModelService
 from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
@@ -22,29 +21,9 @@ from dlite_agent.errors import (
 )
 from dlite_agent.outputs import Generation, GenerationChunk
 from tests.conversations import READ_FILE, Agent, respaced, sampled
-from tests.tiny_checkpoint import VOCAB_SIZE, write_checkpoint
+from tests.tiny_checkpoint import VOCAB_SIZE
 
 Load = Callable[..., ModelService]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"), max_positions=4096)
-
-
-@pytest.fixture
-def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "prefill_chunk": 32} | options
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
 
 
 def never() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ import torch
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ReasoningDelta, TextDelta
-from dlite_agent.config import EngineConfig, SamplingParams
+from dlite_agent.config import SamplingParams
 from dlite_agent.drafters.drafter import Drafter
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.service import ModelService
 from dlite_agent.errors import ConfigurationError, UnsupportedParameterError
 from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.testing import NoisyDrafter, OracleDrafter, cold_forward
@@ -34,21 +34,6 @@ def control_id(spelling: str) -> int:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("words"), max_positions=4096, words=WORDS)
-
-
-@pytest.fixture
-def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "prefill_chunk": 32} | options
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
 
 
 def chunks(service: ModelService, request: ChatRequest) -> list[GenerationChunk]:
