@@ -9,8 +9,12 @@ from collections.abc import Sequence
 from types import FrameType
 
 from dlite_agent.cli.console import LoadingNote, note
-from dlite_agent.cli.serve import add_engine_arguments, engine_config, sampling_defaults
-from dlite_agent.errors import MissingDependencyError
+from dlite_agent.cli.serve import (
+    add_engine_arguments,
+    engine_config,
+    require_server,
+    sampling_defaults,
+)
 
 __all__ = ["add_arguments", "run", "variables"]
 
@@ -33,15 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve, run the command, stop, and return its exit status."""
-    try:
-        from dlite_agent.serving.server import open_listener, serving
-        from dlite_agent.serving.settings import ServerSettings
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(
-            f"run needs the package {error.name!r}, which is not installed; install it with: "
-            'pip install "dlite-agent[server]"'
-        ) from error
+    require_server("run")
     from dlite_agent.engine.engine import Engine
+    from dlite_agent.serving.server import open_listener, serving
+    from dlite_agent.serving.settings import ServerSettings
 
     config = engine_config(arguments)
     settings = ServerSettings(

@@ -12,7 +12,14 @@ from dlite_agent.cli.model_options import add_model_options
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError, MissingDependencyError
 
-__all__ = ["add_arguments", "add_engine_arguments", "engine_config", "run", "sampling_defaults"]
+__all__ = [
+    "add_arguments",
+    "add_engine_arguments",
+    "engine_config",
+    "require_server",
+    "run",
+    "sampling_defaults",
+]
 
 # vLLM's methods that need no model of their own, and our drafters that do the same.
 _METHODS = {"suffix": "suffix", "ngram": "lookup"}
@@ -31,17 +38,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Serve until SIGTERM or Ctrl-C."""
+def require_server(verb: str) -> None:
+    """Check that what the extra `server` installs is there.
+
+    Raises:
+        MissingDependencyError: It is not.
+    """
     try:
-        from dlite_agent.serving.server import open_listener, serve
-        from dlite_agent.serving.settings import ServerSettings
+        import dlite_agent.serving.server  # noqa: F401  # only whether it can be imported
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"serve needs the package {error.name!r}, which is not installed; install it with: "
+            f"{verb} needs the package {error.name!r}, which is not installed; install it with: "
             'pip install "dlite-agent[server]"'
         ) from error
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    require_server("serve")
     from dlite_agent.engine.engine import Engine
+    from dlite_agent.serving.server import open_listener, serve
+    from dlite_agent.serving.settings import ServerSettings
 
     config = engine_config(arguments)
     settings = ServerSettings(

@@ -129,3 +129,15 @@ def test_an_address_of_the_sixth_version_is_one() -> None:
             assert listener.family is socket.AF_INET6
     except ConfigurationError:
         pytest.skip("this machine has no IPv6 loopback")
+
+
+@pytest.mark.parametrize("command", [["serve"], ["run", "--", "true"]])
+def test_a_missing_package_of_the_server_is_told_with_its_extra(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "dlite_agent.serving.server", None)
+    assert main(command) == 2
+    told = (
+        f'{command[0]} needs the package .*; install it with: pip install "dlite-agent\\[server\\]"'
+    )
+    assert re.search(told, capsys.readouterr().err)
