@@ -34,7 +34,7 @@ _BATCH_TOKENS = 6144
 _SIZES: tuple[Size, ...] = ("tiny", "small", "medium", "large")
 _EARLY_SIZES = (0.75, 0.25, 0.0, 0.0)
 _LATE_SIZES = (0.3, 0.33, 0.23, 0.14)
-_DIALECTS = {"repair": 0.2, "mini": 0.1, "skills": 0.17, "drill": 0.36, "module": 0.17}
+_DIALECTS = {"repair": 0.22, "mini": 0.1, "skills": 0.23, "drill": 0.28, "module": 0.17}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["CHAT", "CITIES", "JOKES", "SCRIPTS", "WEATHER"]
+import random
+
+__all__ = ["CHAT", "CITIES", "JOKES", "SCRIPTS", "WEATHER", "foreign_word"]
 
 CHAT: tuple[tuple[str, str], ...] = (
     ("Hello", "Hello! How can I help you?"),
@@ -89,3 +91,24 @@ SCRIPTS: tuple[str, ...] = (
     "αβγδεζηθικλμνξοπρστυφχψω",
     "äöüßéèêëçñåøæœ",
 )
+
+_CHINESE = range(0x4E00, 0x9FA6)
+_BLOCKS = (_CHINESE, _CHINESE, range(0xAC00, 0xD7A4), range(0x3041, 0x3097), range(0x30A1, 0x30FB))
+"""Chinese, twice as often; Korean; Hiragana; Katakana."""
+
+
+def foreign_word(rng: random.Random) -> str:
+    """Draw 2 to 9 characters of one script, some of them again and again.
+
+    A character that the tokenizer has no token for is two or three bytes, and many characters share
+    bytes: who copies them must look further back than one byte, which characters of a short list
+    don't teach.
+    """
+    if rng.random() < 0.5:
+        letters = rng.choice(SCRIPTS)
+    else:
+        block = rng.choice(_BLOCKS)
+        letters = "".join(chr(rng.choice(block)) for _ in range(9))
+    if rng.random() < 0.25:
+        letters = "".join(rng.choice(letters) for _ in range(2))
+    return "".join(rng.choice(letters) for _ in range(rng.randint(2, 9)))

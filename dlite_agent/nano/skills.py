@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dlite_agent.nano.chatml import Conversation
 from dlite_agent.nano.names import Split, invent_word, pick_words
 from dlite_agent.nano.oracle import Transcript
-from dlite_agent.nano.skill_words import CHAT, CITIES, JOKES, SCRIPTS, WEATHER
+from dlite_agent.nano.skill_words import CHAT, CITIES, JOKES, WEATHER, foreign_word
 
 __all__ = ["skill_conversation"]
 
@@ -187,8 +187,7 @@ def _weather_skill(rng: random.Random, split: Split, transcript: Transcript) -> 
 
 
 def _person_skill(rng: random.Random, split: Split, transcript: Transcript) -> list[Tool]:
-    script = rng.choice(SCRIPTS)
-    x = "".join(rng.choice(script) for _ in range(rng.randint(2, 9)))
+    x = foreign_word(rng)
     noun = rng.choice(["customer", "customer", "person", "company", "client"])
     kind = rng.choice(
         ["Chinese", "Japanese", "Korean", "Russian", "Greek", "small", "large", "French"]
@@ -287,11 +286,11 @@ _SKILLS: tuple[tuple[Callable[[random.Random, Split, Transcript], list[Tool]], f
     (_number_skill, 3.0),
     (_nothing_skill, 2.0),
     (_weather_skill, 2.0),
-    (_person_skill, 4.0),
+    (_person_skill, 5.0),
     (_sum_skill, 2.0),
     (_style_skill, 0.5),
     (_joke_skill, 0.5),
-    (_chat_skill, 2.5),
+    (_chat_skill, 3.0),
 )
 
 

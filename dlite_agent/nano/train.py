@@ -47,6 +47,7 @@ class Recipe:
         world_tokens: Tokens of the world, padding included.
         matrix_lr: Peak rate of the matrices.
         other_lr: Peak rate of the embedding and the norms.
+        rate: Factor on both rates; below 1 for a short run from trained weights.
         decay: Share of the world, at its end, over which the rates fall to zero.
         save_every_s: Seconds between checkpoints.
         log_every_s: Seconds between progress lines.
@@ -58,6 +59,7 @@ class Recipe:
     world_tokens: int = 27_000_000
     matrix_lr: float = 0.02
     other_lr: float = 0.005
+    rate: float = 1.0
     decay: float = 0.7
     save_every_s: float = 180.0
     log_every_s: float = 20.0
@@ -156,7 +158,7 @@ class Trainer:
         """Factor on the peak rates: a short rise, a plateau, a linear fall to zero."""
         rise = min(1.0, (self.place.step + 1) / 60)
         fall = (1.0 - self.progress) / max(self._recipe.decay, 1e-9)
-        return rise * min(1.0, fall)
+        return self._recipe.rate * rise * min(1.0, fall)
 
     def run(self, max_s: float | None = None, max_steps: int | None = None) -> bool:
         """Train until the tokens, the seconds or the steps are used, then save.
@@ -236,6 +238,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--start", type=Path, help="exported folder to go on from, for a new --work"
     )
+    parser.add_argument(
+        "--rate", type=float, default=Recipe().rate, help="factor on the learning rates"
+    )
     parser.add_argument("--no-compile", action="store_true", help="do not compile the layers")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own)")
     return parser.parse_args(arguments)
@@ -252,6 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
         world_tokens=options.world_tokens,
         copy_tokens=options.copy_tokens,
+        rate=options.rate,
         compiled=not options.no_compile,
     )
     config = NanoConfig()

@@ -107,3 +107,13 @@ def test_a_run_can_start_from_an_exported_folder(tokenizer: Tokenizer, tmp_path:
     for name, value in first.network.state_dict().items():
         found = second.network.state_dict()[name]
         torch.testing.assert_close(found, value.bfloat16().float(), atol=0, rtol=0)
+
+
+def test_a_rate_of_nothing_leaves_the_weights(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for rate, is_changed in ((0.0, False), (0.1, True)):
+        recipe = Recipe(copy_tokens=0, world_tokens=10**9, rate=rate, compiled=False)
+        trainer = Trainer(tmp_path / str(rate), recipe, CONFIG, tokenizer)
+        before = {name: value.clone() for name, value in trainer.network.state_dict().items()}
+        trainer.run(max_steps=1)
+        after = trainer.network.state_dict()
+        assert is_changed == any(not torch.equal(after[name], before[name]) for name in before)
