@@ -70,6 +70,7 @@ class EngineConfig:
         drafter: `"auto"` (drafts where it pays, `docs/concepts/drafting.md`), `"null"` (plain
             decoding), `"suffix"` or `"lookup"` (copy from the session, whatever it costs), or the
             folder or hub name of a trained one (`docs/guides/public-drafters.md`).
+        max_draft_tokens: Most tokens of one draft block; None: as many as pay.
         revision: Hub revision, or None for the default branch.
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`.
         dtype: Weight and KV type; `"auto"` is bfloat16 where the device computes in it and the
@@ -115,6 +116,7 @@ class EngineConfig:
 
     model: str = "nano"
     drafter: str = "auto"
+    max_draft_tokens: int | None = None
     revision: str | None = None
     device: Device = "auto"
     dtype: DType = "auto"
@@ -156,7 +158,7 @@ class EngineConfig:
         if self.rope_scaling is not None:  # frozen, and still under construction
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
         make_limits(self, "max_disk_bytes", "prefill_chunk", "max_batch", "max_queue")
-        whole = ("max_context", "max_kv_bytes", "max_host_bytes", "threads")
+        whole = ("max_draft_tokens", "max_context", "max_kv_bytes", "max_host_bytes", "threads")
         make_limits(self, *whole, is_optional=True)
         empty = [name for name in ("cache_dir", "kv_disk") if not getattr(self, name)]
         if empty:
@@ -289,15 +291,12 @@ class SamplingParams:
         if self.top_k == -1:  # vLLM's and Ollama's "all"
             object.__setattr__(self, "top_k", 0)
         if self.top_k is not None and self.top_k < 0:
-            raise ConfigurationError(
-                f"top_k is {self.top_k!r}; use 0 (all tokens) or a positive number"
-            )
+            raise ConfigurationError(f"top_k is {self.top_k!r}; use 0 (all) or a positive number")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigurationError(f"max_tokens is {self.max_tokens!r}; use at least 1")
         if self.thinking_budget is not None and self.thinking_budget < 0:
             raise ConfigurationError(
-                f"thinking_budget is {self.thinking_budget!r}; use 0 (no thoughts) or a positive "
-                "number"
+                f"thinking_budget is {self.thinking_budget!r}; use 0 (no thoughts) or more"
             )
         if not isinstance(self.logprobs, bool):
             raise ConfigurationError(

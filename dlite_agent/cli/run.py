@@ -13,8 +13,8 @@ from dlite_agent.cli.serve import (
     add_engine_arguments,
     engine_config,
     require_server,
-    sampling_defaults,
 )
+from dlite_agent.cli.vllm_flags import sampling_defaults
 
 __all__ = ["add_arguments", "run", "variables"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import json
 from typing import Any
 
 from dlite_agent.cli.console import note
 from dlite_agent.cli.model_options import add_model_options
-from dlite_agent.config import EngineConfig, SamplingParams
-from dlite_agent.errors import ConfigurationError, MissingDependencyError
+from dlite_agent.cli.vllm_flags import check_kv_cache_dtype, sampling_defaults, speculation
+from dlite_agent.config import EngineConfig
+from dlite_agent.errors import MissingDependencyError
 
 __all__ = [
     "add_arguments",
@@ -18,12 +18,7 @@ __all__ = [
     "engine_config",
     "require_server",
     "run",
-    "sampling_defaults",
 ]
-
-# vLLM's methods that need no model of their own, and our drafters that do the same.
-_METHODS = {"suffix": "suffix", "ngram": "lookup"}
-_NEUTRAL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +84,9 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     Raises:
         ConfigurationError: A flag's value cannot be used.
     """
-    return EngineConfig.from_env(
+    config = EngineConfig.from_env(
         model=arguments.model,
-        drafter=_drafter(arguments.speculative_config),
+        **speculation(arguments.speculative_config),
         dtype=arguments.dtype,
         quantize=arguments.quantize,
         rope_scaling=arguments.rope_scaling,
@@ -101,11 +96,8 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         kv_disk=arguments.kv_disk,
         isolation="process",
     )
-
-
-def sampling_defaults(generation_config: str) -> SamplingParams | None:
-    """What `--generation-config` means: `auto` is the checkpoint's own file (None here)."""
-    return _NEUTRAL if generation_config == "vllm" else None
+    check_kv_cache_dtype(arguments.kv_cache_dtype, config)
+    return config
 
 
 def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -140,45 +132,28 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-queue", type=int, metavar="N", help="turns that wait beside them")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
     parser.add_argument(
-        "--kv-cache-dtype", choices=("auto",), default="auto", help="that of the weights"
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="TYPE",
+        help="auto, or what --dtype says: it is that of the weights",
     )
     parser.add_argument(
         "--speculative-config",
         metavar="JSON",
-        help='{"model": FOLDER or hub name} or {"method": "suffix" or "ngram"}',
+        help='{"model": FOLDER or hub name} or {"method": "suffix" or "ngram"}, and '
+        '"num_speculative_tokens": most of a draft',
     )
     parser.add_argument(
         "--generation-config",
-        choices=("auto", "vllm"),
         default="auto",
-        help="what a request leaves open: auto is the checkpoint's file, vllm is temperature 1",
+        metavar="FOLDER",
+        help="what a request leaves open: auto is the checkpoint's file, vllm is temperature 1, a "
+        "folder is the generation_config.json in it",
     )
     parser.add_argument(
         "--kv-disk", metavar="FOLDER", help="keep sessions there over a restart; auto: a cache"
     )
     add_model_options(parser)
-
-
-def _drafter(speculative_config: str | None) -> str | None:
-    """The drafter that vLLM's option means; None where it is not given.
-
-    `num_speculative_tokens` is accepted and not used: the controller decides in every round.
-    """
-    if speculative_config is None:
-        return None
-    advice = 'send {"model": FOLDER or hub name} or {"method": "suffix"}'
-    try:
-        given: Any = json.loads(speculative_config)
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--speculative-config is {speculative_config!r}: {error}; {advice}"
-        ) from error
-    if not isinstance(given, dict):
-        raise ConfigurationError(f"--speculative-config is {speculative_config!r}; {advice}")
-    drafter = given.get("model") or _METHODS.get(given.get("method", ""))
-    if not isinstance(drafter, str):
-        raise ConfigurationError(f"--speculative-config is {speculative_config!r}; {advice}")
-    return drafter
 
 
 def _check_reach(host: str, api_keys: tuple[str, ...]) -> None:

@@ -24,9 +24,10 @@ class StopRules:
         fixed_rows: Rows of every forward, for audits: drafts are cut to fit, and rows that nobody
             reads fill what they leave; None computes what is needed.
         constraint: Grammar of the turn, at its start; None allows every token. Mutated.
+        max_draft: Most tokens of a draft; None: what is left of the turn.
 
     Raises:
-        ValueError: `max_tokens` or `fixed_rows` is below 1.
+        ValueError: `max_tokens`, `fixed_rows` or `max_draft` is below 1.
     """
 
     stop_token_ids: frozenset[int]
@@ -34,17 +35,22 @@ class StopRules:
     thoughts: ThoughtBudget | None = None
     fixed_rows: int | None = None
     constraint: Constraint | None = None
+    max_draft: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "fixed_rows"):
+        for name in ("max_tokens", "fixed_rows", "max_draft"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value!r}; use at least 1")
 
     def draft_budget(self, num_committed: int) -> int:
         """Most tokens that a round may draft, since it adds one of its own."""
-        budget = max(0, self.max_tokens - num_committed - 1)
-        return budget if self.fixed_rows is None else min(budget, self.fixed_rows - 1)
+        limits = [max(0, self.max_tokens - num_committed - 1)]
+        if self.fixed_rows is not None:
+            limits.append(self.fixed_rows - 1)
+        if self.max_draft is not None:
+            limits.append(self.max_draft)
+        return min(limits)
 
     def finish(self, last_token_id: int, num_committed: int) -> Finish | None:
         """Why the turn is over after `num_committed` tokens, or None while it is not."""

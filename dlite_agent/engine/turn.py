@@ -218,6 +218,7 @@ class _Turn:
             admitted.thoughts,
             _AUDIT_ROWS if self.model.config.audit else None,
             admitted.constraint,
+            self.model.config.max_draft_tokens,
         )
         return self.session.decode_steps(sampler, limits, should_stop)
 

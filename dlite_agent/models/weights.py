@@ -13,8 +13,8 @@ from dlite_agent.errors import (
     CapacityError,
     ConfigurationError,
     ModelNotFoundError,
-    UnsupportedCheckpointError,
 )
+from dlite_agent.generation_config import sampling_of
 from dlite_agent.models.checkpoint_config import parse_config
 from dlite_agent.models.checkpoint_source import (
     CheckpointSource,
@@ -176,8 +176,7 @@ def _check_context(config: TargetConfig, max_context: int | None, model: str) ->
 def sampling_defaults(path: Path) -> SamplingParams:
     """What `generation_config.json` or a GGUF file's metadata say about sampling; without a None.
 
-    `do_sample` absent or false is greedy. When sampling, a missing field has transformers' default
-    (temperature 1, top_k 50, top_p 1, min_p 0). A repetition penalty counts in both.
+    See `generation_config.sampling_of`.
 
     Args:
         path: As `resolve_checkpoint` gives it.
@@ -186,30 +185,7 @@ def sampling_defaults(path: Path) -> SamplingParams:
         UnsupportedCheckpointError: The file is damaged, or a field is no number or out of range.
     """
     where, content = _generation_config(path)
-
-    def number(field: str, default: float) -> float:
-        value = content.get(field)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise UnsupportedCheckpointError(
-                f"{where}: {field}={value!r} is not a number; repair the file"
-            )
-        return float(value)
-
-    is_sampled = content.get("do_sample", False) is True
-    try:
-        return SamplingParams(
-            temperature=number("temperature", 1.0) if is_sampled else 0.0,
-            top_k=int(number("top_k", 50)) if is_sampled else 0,
-            top_p=number("top_p", 1.0) if is_sampled else 1.0,
-            min_p=number("min_p", 0.0) if is_sampled else 0.0,
-            repetition_penalty=number("repetition_penalty", 1.0),
-        )
-    except ConfigurationError as error:
-        if isinstance(error, UnsupportedCheckpointError):
-            raise
-        raise UnsupportedCheckpointError(f"{where}: {error}; repair the file") from error
+    return sampling_of(content, where)
 
 
 def fingerprint(

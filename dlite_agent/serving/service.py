@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 
 from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.config import SamplingParams
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.serving.caller import check_key, tenant_of
 from dlite_agent.serving.http_errors import StatusError
@@ -140,8 +141,7 @@ class ServingService:
             )
         self._num_inside += request.num_choices
         if settings.sampling_defaults is not None:
-            sampling = request.sampling.with_defaults(settings.sampling_defaults)
-            request = replace(request, sampling=sampling)
+            request = _completed(request, settings.sampling_defaults)
 
         num_left = 0 if request.is_partial else request.num_choices
 
@@ -195,3 +195,10 @@ class ServingService:
             self.on_load_error()
         else:
             self.on_ready()
+
+
+def _completed(request: ChatRequest, defaults: SamplingParams) -> ChatRequest:
+    """A request with what it leaves open, and with further ids that end its turn."""
+    sampling = request.sampling.with_defaults(defaults)
+    ends = (*sampling.stop_token_ids, *defaults.stop_token_ids)
+    return replace(request, sampling=replace(sampling, stop_token_ids=ends))

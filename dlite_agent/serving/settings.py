@@ -29,7 +29,8 @@ class ServerSettings:
         keep_alive_s: Longest silence of a stream; then a comment is sent.
         headers_within_s: A stream's headers wait so long for a refusal, which then has a status of
             its own; afterwards it is an event of the stream.
-        sampling_defaults: What a request leaves open, in place of the checkpoint's own; or None.
+        sampling_defaults: What a request leaves open, in place of the checkpoint's own; its
+            `stop_token_ids` end every turn. Or None.
         shutdown_timeout_s: How long a stop waits for running turns before it cancels them.
 
     Raises:

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from dlite_agent.backend import ChatRequest
+from dlite_agent.config import SamplingParams
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.chunk_rules import checked, events
@@ -123,6 +124,17 @@ def test_choices_stream_beside_each_other(server: LiveServer, includes_usage: bo
     assert [entry["bytes"] for entry in entries[:5]] == [[byte] for byte in b"Done."]
 
 
+def test_choices_that_call_count_their_calls_apart(server: LiveServer) -> None:
+    body = {"messages": HI, "tools": TOOLS, "n": 2, "stream": True}
+    told, _ = checked(
+        httpx.post(f"{server.base_url}/chat/completions", json=body).text, includes_usage=False
+    )
+    for choice in told:  # `checked` has each choice's calls begin at 0
+        assert [call["name"] for call in choice.calls] == ["read", "test"]
+        assert choice.finish_reason == "tool_calls"
+    assert len({call["id"] for choice in told for call in choice.calls}) == 4
+
+
 async def test_the_async_client_reads_events_and_answers_at_once(server: LiveServer) -> None:
     async with openai.AsyncOpenAI(
         base_url=server.base_url, api_key="none", _strict_response_validation=True
@@ -202,12 +214,12 @@ def test_the_model_is_listed_with_its_context(server: LiveServer) -> None:
     assert described["meta"] == {"n_ctx": 32_768}
 
 
-def test_defaults_of_the_server_take_the_place_of_the_checkpoints() -> None:
-    from dlite_agent.cli.serve import sampling_defaults
-
-    settings = ServerSettings(sampling_defaults=sampling_defaults("vllm"))
-    with live_server(ScriptedEngine([say]), settings) as server:
-        body = {"messages": HI, "top_p": 0.5}
+@pytest.mark.parametrize("ends", [(), (17, 19)])
+def test_defaults_of_the_server_take_the_place_of_the_checkpoints(ends: tuple[int, ...]) -> None:
+    defaults = SamplingParams(1.0, 0, 1.0, 0.0, 1.0, stop_token_ids=ends)
+    with live_server(ScriptedEngine([say]), ServerSettings(sampling_defaults=defaults)) as server:
+        body = {"messages": HI, "top_p": 0.5, "stop_token_ids": [3]}
         httpx.post(f"{server.base_url}/chat/completions", json=body)
         sampling = last_request(server).sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 0.5, 0)
+    assert sampling.stop_token_ids == (3, *ends)
