@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from dlite_agent.chat.call_repair import PythonSpelling
 from dlite_agent.chat.markers import CALL, CALL_END
 from dlite_agent.chat.messages import JSON, MAX_DEPTH, ToolCall, UnparsedToolCall, is_too_deep
 
-__all__ = ["CallScanner", "arguments_from_json", "finite", "quoted"]
+__all__ = ["CallScanner", "arguments_from_json", "finite", "quoted", "refuse_constant"]
 
 _WHITESPACE = " \t\n\r"
 _CLOSERS = {"{": "}", "[": "]"}
@@ -27,8 +27,12 @@ class CallScanner:
     """Reads one call, character by character.
 
     Accepted beside the exact form: keys in any order, unknown keys, `parameters` for `arguments`,
-    missing or null arguments (`{}`), an object that was encoded twice, Python's spelling of JSON
-    (`chat.call_repair`), and raw control characters inside strings, which are escaped.
+    missing or null arguments (`{}`) of a tool that requires none, an object that was encoded twice,
+    Python's spelling of JSON (`chat.call_repair`), and raw control characters inside strings, which
+    are escaped.
+
+    Args:
+        needy: Names of tools that require arguments.
 
     Attributes:
         name: The tool's name as soon as its string has ended.
@@ -40,7 +44,8 @@ class CallScanner:
 
     rest = ""
 
-    def __init__(self) -> None:
+    def __init__(self, needy: Collection[str] = ()) -> None:
+        self._needy = needy
         self.name: str | None = None
         self.error: str | None = None
         self.in_string = False
@@ -127,15 +132,15 @@ class CallScanner:
             error = "the JSON object does not end" if text.strip() else "the call is empty"
         if error is None and self.name is None:
             error = 'there is no "name"'
+        if error is None and not self._arguments:
+            error = f"the arguments are missing, and {self.name!r} requires some"
         if error is None:
-            raw_arguments = "".join(self._arguments or [])
+            raw = "".join(self._arguments or [])
             try:
                 _loads("".join(self._json))
-                arguments = arguments_from_json(raw_arguments)
+                return ToolCall(self.name or "", arguments_from_json(raw), call_id, raw)
             except (ValueError, RecursionError) as problem:
                 error = f"not JSON: {problem}"
-            else:
-                return ToolCall(self.name or "", arguments, call_id, raw_arguments)
         return UnparsedToolCall(text.strip("\n"), error, call_id, self.name)
 
     # One method a state; each reads a character outside strings.
@@ -253,7 +258,7 @@ class CallScanner:
         if self.error is not None:
             return
         if value is None or value == "":
-            self._arguments = ["{}"]
+            self._arguments = []
             return
         inner = _object_text(value) if isinstance(value, str) else None
         if inner is None:
@@ -274,7 +279,7 @@ class CallScanner:
     def _complete(self) -> None:
         self.is_complete = True
         self._step = self._after_object
-        if self._arguments is None:
+        if not self._arguments and self.name not in self._needy:
             self._arguments = ["{}"]
 
     def _fail(self, error: str) -> None:
@@ -291,7 +296,7 @@ def arguments_from_json(text: str) -> JSON:
         RecursionError: It is nested too deep to be read.
     """
     arguments: JSON = json.loads(
-        text, strict=False, parse_constant=_refuse_constant, parse_float=finite
+        text, strict=False, parse_constant=refuse_constant, parse_float=finite
     )
     _check_encodable(arguments)
     _check_depth(arguments)
@@ -304,7 +309,7 @@ def quoted(text: str) -> str:
 
 
 def _loads(text: str) -> JSON:
-    value: JSON = json.loads(text, strict=False, parse_constant=_refuse_constant)
+    value: JSON = json.loads(text, strict=False, parse_constant=refuse_constant)
     return value
 
 
@@ -313,12 +318,13 @@ def finite(text: str) -> float:
     return max(-sys.float_info.max, min(float(text), sys.float_info.max))
 
 
-def _refuse_constant(name: str) -> JSON:
+def refuse_constant(name: str) -> JSON:
+    """Raise ValueError for NaN and Infinity, which `json` reads and JSON has not."""
     raise ValueError(f"{name} is not a JSON value")
 
 
 def _check_encodable(value: JSON) -> None:
-    """Raise ValueError for half of a surrogate pair, which no file or answer can hold."""
+    """Raise ValueError for half of a surrogate pair, which no answer can hold."""
     json.dumps(value, ensure_ascii=False).encode("utf-8")
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from dlite_agent.chat.call_json import finite
+from dlite_agent.chat.call_json import finite, refuse_constant
 from dlite_agent.chat.messages import JSON
 
 __all__ = ["choices", "is_text", "resolved", "text_schemas", "value_from_text"]
@@ -96,7 +96,7 @@ def value_from_text(text: str, schema: Mapping[str, JSON], root: Mapping[str, JS
     types = set(_types(dict(schema), root))
     written = text.strip()
     try:
-        value = json.loads(written, parse_float=finite)
+        value = _loads(written)
     except (ValueError, RecursionError):
         value, written = _from_python(written)
     kind = _TYPE_OF[type(value)]
@@ -111,9 +111,14 @@ def _from_python(text: str) -> tuple[JSON, str]:
     """Python's spelling of JSON as a value and as JSON; strict about everything else."""
     written = _LITERAL.sub(_as_json, text)
     try:
-        return json.loads(written, parse_float=finite), written
+        return _loads(written), written
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{text!r} is not JSON") from error
+
+
+def _loads(text: str) -> JSON:
+    value: JSON = json.loads(text, parse_float=finite, parse_constant=refuse_constant)
+    return value
 
 
 def _as_json(found: re.Match[str]) -> str:

@@ -10,6 +10,12 @@ are handed out in one piece:
   value holds more such lines than `</parameter>`, means that the model forgot to close the value
   (long contexts do that): it ends there. So it does at the call's `</function>`.
 - One line break belongs to the tags at each end of a value, all others to the value.
+- A `<tool_call>` that a value mentions, and never ends, takes the call's own end for its own. Only
+  where no call can be read so does `</function>` in front of `</tool_call>` end a call.
+- A call in the JSON form is read as that.
+
+Under a grammar nothing of this is guessed: the first `</parameter>` on a line of its own ends a
+value, as it does there.
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlite_agent.chat.call_json import arguments_from_json, quoted
+from dlite_agent.chat.call_json import CallScanner, arguments_from_json, quoted
 from dlite_agent.chat.call_values import resolved, value_from_text
 from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION
 from dlite_agent.chat.messages import JSON, ToolCall, ToolSpec, UnparsedToolCall
@@ -28,6 +34,11 @@ __all__ = ["XmlCallScanner", "XmlCalls"]
 _HEADER = re.compile(r"\s*<function=([^<>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
 _FUNCTION_END = re.compile(r"\s*</function>\s*(?=$|<function=)")
+_CALL_END = re.compile(
+    r"\s*</function>\s*(?:(?=$|<function=)|</tool_call>\s*(?:$|<tool_call>\s*(?=<function=)))"
+)
+_EXACT_VALUE = re.compile(r"\n<parameter=([^<>\n]+)>(?:\n(.*?))??\n</parameter>(?=\n)", re.DOTALL)
+_EXACT_END = re.compile(r"\n</function>\s*$")
 _TAG = re.compile(r"(?P<close></parameter>)|(?P<end></function>)|<parameter=(?P<key>[^<>\n]+)>\n")
 _NEXT_FUNCTION = re.compile(r"^\s*<function=", re.MULTILINE)
 _ENDS = ("</function>", "</parameter>")
@@ -39,14 +50,20 @@ class XmlCalls:
 
     Args:
         tools: The request's; their schemas say of what type a value is.
+        is_exact: The turn is under a grammar, which has calls between `<tool_call>` and its end
+            only, and ends values where it says.
+
+    Attributes:
+        is_exact: See above.
     """
 
-    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+    def __init__(self, tools: Sequence[ToolSpec], *, is_exact: bool = False) -> None:
         self._schemas = {tool.name: tool.parameters for tool in tools}
+        self.is_exact = is_exact
 
     def scanner(self) -> XmlCallScanner:
         """A scanner of one region."""
-        return XmlCallScanner(self._schemas)
+        return XmlCallScanner(self._schemas, is_exact=self.is_exact)
 
     def has(self, name: str | None) -> bool:
         """Whether it is one of the tools."""
@@ -79,8 +96,11 @@ class XmlCallScanner:
 
     error: str | None = None
 
-    def __init__(self, schemas: Mapping[str, Mapping[str, JSON]]) -> None:
+    def __init__(
+        self, schemas: Mapping[str, Mapping[str, JSON]], *, is_exact: bool = False
+    ) -> None:
         self.name: str | None = None
+        self._is_exact = is_exact
         self.notes: list[str] = []
         self.rest = ""
         self._schemas = schemas
@@ -107,7 +127,7 @@ class XmlCallScanner:
         is_early = len(self._raw) + len(self._pieces) < _MAX_HEADER
         if char == ">" and self.name is None and is_early:
             header = _HEADER.match(self.text)
-            self.name = header[1] if header else None
+            self.name = _name(header[1]) if header else None
 
     def begins_another(self, char: str) -> bool:
         """Whether another call begins: never known before the end."""
@@ -116,6 +136,8 @@ class XmlCallScanner:
 
     def takes(self, marker: str) -> bool:
         """Whether a marker is text of a value here: a call that is quoted, from start to end."""
+        if self._is_exact and (header := _HEADER.match(self.text)):
+            return _read_exactly(self.text, header.end()) is None
         tail = self.text.rstrip()
         is_outside = not tail or tail.endswith(_ENDS) or self.name is None
         if is_outside and not self._num_quoted:
@@ -141,6 +163,8 @@ class XmlCallScanner:
         text = self.text
         error = cut or ("" if text.strip() else "the call is empty")
         if not error:
+            if text.lstrip().startswith("{"):
+                return self._json_call(text, call_id)
             try:
                 return self._call(text, call_id)
             except ValueError as problem:
@@ -159,13 +183,11 @@ class XmlCallScanner:
         header = _HEADER.match(text)
         if header is None:
             raise ValueError("expected <function=NAME>")
-        schema = dict(self._schemas.get(header[1], {}))
+        schema = dict(self._schemas.get(_name(header[1]), {}))
         properties = resolved(schema, schema).get("properties")
         known = properties if isinstance(properties, dict) else {}
-        try:
-            values, after = _Body(text, known).read(header.end(), may_repair=True)
-        except ValueError:
-            values, after = _Body(text, known).read(header.end(), may_repair=False)
+        name = _name(header[1])
+        values, after = self._read(text, known, header.end())
         pairs = []
         for key, value in values.items():
             try:
@@ -174,9 +196,38 @@ class XmlCallScanner:
                 raise ValueError(f"parameter {key!r}: {problem}") from problem
             pairs.append(f"{quoted(key)}: {written}")
         raw = "{" + ", ".join(pairs) + "}"
-        call = ToolCall(header[1], arguments_from_json(raw), call_id, raw)
+        call = ToolCall(name, arguments_from_json(raw), call_id, raw)
         self._arguments, self.rest = raw, text[after:]
         return call
+
+    def _read(self, text: str, known: Mapping[str, JSON], start: int) -> tuple[dict[str, str], int]:
+        """`_Body.read` with as little repaired as it takes.
+
+        Raises:
+            ValueError: As the first reading has it.
+        """
+        exact = _read_exactly(text, start) if self._is_exact else None
+        if exact is not None:
+            return exact, len(text)
+        first: ValueError | None = None
+        for end in (_FUNCTION_END, _CALL_END):
+            for may_repair in (True, False):
+                try:
+                    return _Body(text, known, end).read(start, may_repair=may_repair)
+                except ValueError as problem:
+                    first = first or problem
+        assert first is not None
+        raise first
+
+    def _json_call(self, text: str, call_id: str) -> ToolCall | UnparsedToolCall:
+        scanner = CallScanner()
+        for char in text:
+            scanner.feed(char)
+        result = scanner.close(call_id)
+        self.name = scanner.name
+        self.notes = [*scanner.notes, f"the call {self.name!r} was in the JSON form"]
+        self._arguments = result.raw_arguments or "" if isinstance(result, ToolCall) else ""
+        return result
 
 
 class _Body:
@@ -185,11 +236,13 @@ class _Body:
     Args:
         text: The region.
         known: The tool's properties.
+        end: What ends it.
     """
 
-    def __init__(self, text: str, known: Mapping[str, JSON]) -> None:
+    def __init__(self, text: str, known: Mapping[str, JSON], end: re.Pattern[str]) -> None:
         self._text = text
         self._known = known
+        self._end = end
 
     def read(self, start: int, *, may_repair: bool) -> tuple[dict[str, str], int]:
         """Values by key, and where the text behind the call begins.
@@ -203,7 +256,7 @@ class _Body:
         """
         values: dict[str, str] = {}
         at = start
-        while not (end := _FUNCTION_END.match(self._text, at)):
+        while not (end := self._end.match(self._text, at)):
             tag = _PARAMETER.match(self._text, at)
             if tag is None:
                 seen = self._text[at:].strip()[:40]
@@ -212,10 +265,11 @@ class _Body:
                     if seen
                     else "the call does not end"
                 )
-            if tag[1] in values:
-                raise ValueError(f"there are two values for {tag[1]!r}")
-            value = self._value(tag.end(), {*values, tag[1]}, may_repair=may_repair)
-            values[tag[1]] = _without_line_breaks(self._text[tag.end() : value.stop])
+            key = _name(tag[1])
+            if key in values:
+                raise ValueError(f"there are two values for {key!r}")
+            value = self._value(tag.end(), {*values, key}, may_repair=may_repair)
+            values[key] = _without_line_breaks(self._text[tag.end() : value.stop])
             at = value.after
         return values, end.end()
 
@@ -224,7 +278,7 @@ class _Body:
         num_open = num_nested = 0
         for tag in _TAG.finditer(self._text, start):
             at_line = tag.start() == start or self._text[tag.start() - 1] == "\n"
-            may_end = tag["end"] and at_line and _FUNCTION_END.match(self._text, tag.start())
+            may_end = tag["end"] and at_line and self._end.match(self._text, tag.start())
             if may_end or (tag["close"] and self._is_end(tag.end(), given, num_nested)):
                 if first_open is not None and num_open > 0 and may_repair:
                     return _Value(first_open, first_open)
@@ -240,12 +294,32 @@ class _Body:
 
     def _is_end(self, at: int, given: set[str], num_nested: int) -> bool:
         """Whether what follows stands between two values, or behind the last."""
-        if _FUNCTION_END.match(self._text, at):
+        if self._end.match(self._text, at):
             return True
         tag = _PARAMETER.match(self._text, at)
-        is_known = tag is not None and (tag[1] in self._known or num_nested <= 0)
-        return tag is not None and is_known and tag[1] not in given
+        if tag is None:
+            return False
+        return num_nested <= 0 or (_name(tag[1]) in self._known and _name(tag[1]) not in given)
+
+
+def _read_exactly(text: str, start: int) -> dict[str, str] | None:
+    """The values of a call that a grammar held, which nothing follows; None where it is none."""
+    values: dict[str, str] = {}
+    at = start
+    while found := _EXACT_VALUE.match(text, at):
+        if found[1] in values:
+            return None
+        values[found[1]] = found[2] or ""
+        at = found.end()
+    return values if _EXACT_END.match(text, at) else None
+
+
+def _name(written: str) -> str:
+    """A name without the space and the quotes that attributes elsewhere have."""
+    name = written.strip()
+    return name[1:-1] if len(name) > 2 and name[0] == name[-1] in "\"'" else name
 
 
 def _without_line_breaks(value: str) -> str:
-    return value.removeprefix("\n").removesuffix("\n")
+    line_break = "\r\n" if value.startswith("\r\n") else "\n"
+    return value.removeprefix(line_break).removesuffix(line_break)

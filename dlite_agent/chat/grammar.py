@@ -32,8 +32,10 @@ __all__ = ["TurnForm", "turn_grammar"]
 
 _LINE = "\n"
 _VALUE_END = "\n</parameter>\n"
-_WITH_VALUE_END = r"/(?s:.*)\n<\/parameter>\n(?s:.*)/"
-_ANY_TEXT = r"/(.|\n)*/"
+_WITH_VALUE_END = r"/(?s:.*\n)?<\/parameter>\n(?s:.*)/"
+_ANY_TEXT = r"/(\n(.|\n)*)?/"  # an empty value has a line of its own, or none
+_ANY_PARAMETER = r'"<parameter=" /[^<>\n]+/ ">" any_text'
+_TAG_NAME = re.compile(r"[^<>\n]+")
 _SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _SPACING: dict[str, JSON] = {
     "whitespace_flexible": False,
@@ -155,11 +157,17 @@ class _Writer:
         self._rules.append(f'{rule}: {_literal(head)} {arguments} "}}"')
 
     def _xml_call(self, rule: str, tool: ToolSpec, schema: Mapping[str, JSON]) -> None:
+        _check_tag(tool.name, tool.name)
         parts = [_literal(f"<function={tool.name}>\n")]
+        if schema is _ANY_OBJECT:
+            parts.append("any_parameter*")
+            self._need("any_parameter", _ANY_PARAMETER)
+            self._need(f"any_text[suffix={_literal(_VALUE_END)}]", _ANY_TEXT)
         for number, (key, value, is_required) in enumerate(_parameters(tool.name, schema)):
+            _check_tag(tool.name, key)
             name = f"{rule}_{number}"
             body = self._xml_value(name, resolved(value, schema), schema, is_strict=tool.strict)
-            self._rules.append(f"{name}: {_literal(f'<parameter={key}>' + _LINE)} {body}")
+            self._rules.append(f"{name}: {_literal(f'<parameter={key}>')} {body}")
             parts.append(name if is_required else f"{name}?")
         parts.append(_literal("</function>"))
         self._rules.append(f"{rule}: {' '.join(parts)}")
@@ -170,12 +178,13 @@ class _Writer:
         """A value and its closing tag, as `call_values.value_from_text` reads it."""
         known = choices(schema)
         if known is not None:
-            return f"({' | '.join(_literal(text) for text, _ in known)}) {_literal(_VALUE_END)}"
+            texts = " | ".join(_literal(_LINE + text) for text, _ in known)
+            return f"({texts}) {_literal(_VALUE_END)}"
         if is_text(schema, root):
             return self._xml_text(rule, text_schemas(dict(schema), root), is_strict=is_strict)
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         value = self.json({**schema, **definitions}, is_strict=is_strict)
-        return f"{value} {_literal(_VALUE_END)}"
+        return f"{_literal(_LINE)} {value} {_literal(_VALUE_END)}"
 
     def _xml_text(
         self, rule: str, schemas: Sequence[Mapping[str, JSON]], *, is_strict: bool
@@ -185,9 +194,16 @@ class _Writer:
         body = _ANY_TEXT
         if all(texts):
             body = f"{rule.upper()}_TEXT"
-            self._rules.append(f"{body}: ({' | '.join(texts)}) & ~{_WITH_VALUE_END}")
+            rule_body = f"({' | '.join(texts)}) & ~{_WITH_VALUE_END}"
+            self._rules.append(f"{body}: {_literal(_LINE)} ({rule_body})")
         self._rules.append(f"{rule}_text[suffix={_literal(_VALUE_END)}]: {body}")
         return f"{rule}_text"
+
+    def _need(self, name: str, body: str) -> None:
+        """A rule that several calls share."""
+        rule = f"{name}: {body}"
+        if rule not in self._rules:
+            self._rules.append(rule)
 
     def _thought(self) -> str:
         form = self._form
@@ -204,6 +220,14 @@ class _Writer:
 
 def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def _check_tag(tool: str, name: str) -> None:
+    if not _TAG_NAME.fullmatch(name):
+        raise RequestError(
+            f"the tool {tool!r} has the name {name!r}, which cannot stand in a tag, and this "
+            "checkpoint writes calls with tags; rename it"
+        )
 
 
 def _parameters(tool: str, schema: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, bool]]:

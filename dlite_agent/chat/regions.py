@@ -12,6 +12,7 @@ from dlite_agent.chat.call_delta import OpenCall
 from dlite_agent.chat.call_json import CallScanner
 from dlite_agent.chat.call_xml import XmlCalls, XmlCallScanner
 from dlite_agent.chat.delta_merge import merge_deltas
+from dlite_agent.chat.json_calls import JsonCalls
 from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION, THINK, THINK_END
 from dlite_agent.chat.messages import (
     Delta,
@@ -38,7 +39,7 @@ class TurnRegions:
         first_index: Index of the first call.
         stops: What ends the content. Line breaks that the template writes around thoughts and calls
             are no content, and a match lies inside one stretch of it.
-        xml: Reads calls in the XML form; None: calls are JSON.
+        calls: Reads calls; None: in the JSON form, of unknown tools.
 
     Attributes:
         region: Where the turn is now.
@@ -54,10 +55,12 @@ class TurnRegions:
         new_call_id: Callable[[], str],
         first_index: int = 0,
         stops: StopStrings | None = None,
-        xml: XmlCalls | None = None,
+        calls: JsonCalls | XmlCalls | None = None,
     ) -> None:
         self.region: Region = region
-        self._xml = xml
+        self._reader = calls or JsonCalls()
+        is_lenient = isinstance(calls, XmlCalls) and not calls.is_exact
+        self._bare_calls = calls if is_lenient else None
         self._stops = stops
         self.stretch = self._new_stretch()
         self.calls: list[ToolCall] = []
@@ -70,7 +73,7 @@ class TurnRegions:
         self._has_thought = region == "reasoning"
         self._held_newlines = ""
         self._is_after_call = False
-        self._call = OpenCall(self._new_scanner(), "")
+        self._call = OpenCall(self._reader.scanner(), "")
         self._is_bare = False  # a call without <tool_call>, held back until it is one
         self._after_bare = False
         self._at_line_start = True
@@ -92,7 +95,7 @@ class TurnRegions:
         if self.region == "reasoning":
             return (THINK_END, CALL, CALL_END)
         if self.region == "text":
-            bare = (FUNCTION,) if self._xml is not None and self._at_line_start else ()
+            bare = (FUNCTION,) if self._bare_calls and self._at_line_start else ()
             end = (CALL_END,) if self._after_bare else ()
             return (*bare, *end, CALL) if self._content else (*bare, *end, CALL, THINK)
         return (CALL,) if self._is_bare else self._scanner.expected_markers
@@ -236,7 +239,7 @@ class TurnRegions:
         if inner is not None:
             inner.marker(marker)
         if marker == CALL and (inner is None or inner.is_spoilt):
-            inner = TurnRegions("text", self._new_call_id, self._num_announced, xml=self._xml)
+            inner = TurnRegions("text", self._new_call_id, self._num_announced, calls=self._reader)
             inner.marker(marker)
         self._calls_in_thought = inner
 
@@ -262,12 +265,9 @@ class TurnRegions:
     def _scanner(self) -> CallScanner | XmlCallScanner:
         return self._call.scanner
 
-    def _new_scanner(self) -> CallScanner | XmlCallScanner:
-        return CallScanner() if self._xml is None else self._xml.scanner()
-
     def _open_call(self) -> None:
         self.region = "call"
-        self._call = OpenCall(self._new_scanner(), self._new_call_id())
+        self._call = OpenCall(self._reader.scanner(), self._new_call_id())
 
     def _add_call_text(self, text: str) -> None:
         for char in text:
@@ -333,7 +333,7 @@ class TurnRegions:
 
     def _look_at_bare_call(self) -> None:
         """Use the call once it is whole; what names no tool is text."""
-        text, xml = self._scanner.text, self._xml
+        text, xml = self._scanner.text, self._bare_calls
         if xml is None or not xml.has(self._scanner.name):
             self._release_bare_call()
         elif text.endswith("</function>") and xml.is_call(text):

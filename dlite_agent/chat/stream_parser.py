@@ -33,6 +33,7 @@ from typing import Literal, Protocol
 
 from dlite_agent.chat.call_xml import XmlCalls
 from dlite_agent.chat.delta_merge import merge_deltas
+from dlite_agent.chat.json_calls import JsonCalls
 from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION, THINK, THINK_END
 from dlite_agent.chat.messages import Delta, Message, UnparsedToolCall
 from dlite_agent.chat.regions import EndReason, Region, TurnRegions
@@ -111,7 +112,7 @@ class StreamParser:
         starts_in: `reasoning` if the rendered prompt ends inside an open thought.
         new_call_id: Makes the id of the next call; the default is random.
         stops: What ends the content; None for nothing.
-        xml: Reads calls in the XML form; None: calls are JSON.
+        calls: Reads calls; None: in the JSON form, of unknown tools.
     """
 
     def __init__(
@@ -121,17 +122,19 @@ class StreamParser:
         starts_in: Literal["text", "reasoning"] = "text",
         new_call_id: Callable[[], str] | None = None,
         stops: StopStrings | None = None,
-        xml: XmlCalls | None = None,
+        calls: JsonCalls | XmlCalls | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
-        markers = _MARKERS if xml is None else (*_MARKERS, FUNCTION)
+        markers = (*_MARKERS, FUNCTION) if isinstance(calls, XmlCalls) else _MARKERS
         self._spelled = tuple(
             marker for marker in markers if marker not in vocabulary.control_tokens
         )
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""  # beginning of a spelled-out marker
-        self._turn = TurnRegions(starts_in, new_call_id or _random_call_id, stops=stops, xml=xml)
+        self._turn = TurnRegions(
+            starts_in, new_call_id or _random_call_id, stops=stops, calls=calls
+        )
         self._num_reasoning_tokens = 0
         self._num_tokens = 0
         self._mark()

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dlite_agent.chat.call_json import finite
 from dlite_agent.chat.call_xml import XmlCalls
+from dlite_agent.chat.json_calls import JsonCalls
 from dlite_agent.chat.messages import Delta, ToolCall, ToolSpec
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser, merge_deltas
 from tests.chat.test_stream_parser import MARKERS, SPELLED, WITH_IDS, Bytes, check_consistent
 
 TOOLS = (
     ToolSpec("F", "", {"type": "object", "properties": {"A": {"type": "string"}, "B": {}}}),
-    ToolSpec("G", "", {"type": "object", "properties": {"N": {"type": "integer"}}}),
+    ToolSpec(
+        "G", "", {"type": "object", "properties": {"N": {"type": "integer"}}, "required": ["N"]}
+    ),
 )
 MIXED = Bytes(["<tool_call>", "</tool_call>"])
 # Characters that no marker, tag, key or escape has: none of them may be lost.
@@ -92,7 +95,7 @@ def parse(
     parser = StreamParser(
         vocabulary,
         new_call_id=lambda: f"call_{next(numbers)}",
-        xml=XmlCalls(TOOLS) if is_xml else None,
+        calls=XmlCalls(TOOLS) if is_xml else JsonCalls(TOOLS),
     )
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     turn = parser.finish(reason)

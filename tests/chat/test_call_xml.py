@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dlite_agent.chat.call_xml import XmlCalls
-from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolSpec
+from dlite_agent.chat.messages import JSON, Message, ToolCall, ToolCallDelta, ToolSpec
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser, merge_deltas
 from dlite_agent.chat.template import probe_template
 from dlite_agent.testing import ByteTokenizer
@@ -62,7 +62,7 @@ EITHER = pytest.mark.parametrize("vocabulary", [WITH_IDS, SPELLED], ids=["ids", 
 def read(vocabulary: Bytes, pieces: list[list[int]], reason: EndReason) -> tuple[Any, ParsedTurn]:
     numbers = iter(range(99))
     parser = StreamParser(
-        vocabulary, new_call_id=lambda: f"call_{next(numbers)}", xml=XmlCalls(TOOLS)
+        vocabulary, new_call_id=lambda: f"call_{next(numbers)}", calls=XmlCalls(TOOLS)
     )
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     turn = parser.finish(reason)
@@ -70,11 +70,13 @@ def read(vocabulary: Bytes, pieces: list[list[int]], reason: EndReason) -> tuple
 
 
 def parse(vocabulary: Bytes, text: str, reason: EndReason = "stop") -> ParsedTurn:
-    """Parse whole, id by id (every boundary at once) and cut in two; all must agree."""
+    """Parse whole, id by id, and in five pieces that end at every place once; all must agree."""
     ids = vocabulary.encode(text)
     deltas, turn = read(vocabulary, [ids], reason)
     check_consistent(deltas, turn)
-    for pieces in [[[i] for i in ids], *([ids[:cut], ids[cut:]] for cut in range(1, len(ids), 9))]:
+    length = len(ids) // 4 + 1
+    splits = [[ids[:first], *batched(ids[first:], length)] for first in range(1, length + 1)]
+    for pieces in [[[i] for i in ids], *splits]:
         other_deltas, other = read(vocabulary, pieces, reason)
         assert other_deltas == deltas
         assert (other.message, other.unparsed) == (turn.message, turn.unparsed)
@@ -84,6 +86,10 @@ def parse(vocabulary: Bytes, text: str, reason: EndReason = "stop") -> ParsedTur
 def call(name: str, **values: str) -> str:
     body = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values.items())
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+def batched(ids: list[int], length: int) -> list[list[int]]:
+    return [ids[start : start + length] for start in range(0, len(ids), length)]
 
 
 def arguments(turn: ParsedTurn) -> list[JSON]:
@@ -147,7 +153,9 @@ def test_a_forgotten_tag_costs_nothing(vocabulary: Bytes, text: str) -> None:
         (call("typed", e="y"), "none of the values"),
         (call("typed", i="true"), "not of type integer"),
         ("<tool_call>\n</tool_call>", "empty"),
-        ("<tool_call>{}</tool_call>", "expected <function=NAME>"),
+        ("<tool_call>{}</tool_call>", 'no "name"'),
+        ("<tool_call>write</tool_call>", "expected <function=NAME>"),
+        (call("write", path="a").replace("</f", "<parameter=path>\nb\n</parameter>\n</f"), "two"),
     ],
 )
 def test_a_broken_call_is_data_and_the_next_one_is_read(
@@ -186,7 +194,10 @@ def test_values_have_the_types_of_the_schema() -> None:  # 33
             "any": "7",
         }
     ]
-    for key, text, value in [("s", "true", "true"), ("o", "42", 42), ("a", "null", None)]:
+    for key, text, value in [
+        *(("s", "true", "true"), ("s", "42", "42"), ("o", "42", 42), ("a", "null", None)),
+        ("o", "null", None),
+    ]:
         assert arguments(parse(WITH_IDS, call("typed", **{key: text}))) == [{key: value}]
     assert arguments(parse(WITH_IDS, call("unknown", x="42"))) == [{"x": "42"}]
     assert arguments(parse(WITH_IDS, call("write"))) == [{}]  # 17
@@ -222,12 +233,89 @@ def test_a_tag_that_opens_no_call_is_text(vocabulary: Bytes, text: str) -> None:
 
 
 @EITHER
-@pytest.mark.parametrize("cut", [1, 5, 20, 40])
-def test_a_call_that_was_cut_is_never_a_call(vocabulary: Bytes, cut: int) -> None:  # 12
+@pytest.mark.parametrize("reason", ["length", "cancelled"])
+def test_a_call_that_was_cut_is_never_a_call(vocabulary: Bytes, reason: EndReason) -> None:  # 12
     ids = vocabulary.encode(call("write", path="build/old"))
-    _, turn = read(vocabulary, [ids[: len(ids) - cut]], "length")
-    assert turn.message.tool_calls == ()
-    assert turn.finish_reason == "length"
+    for stop in range(len(ids)):
+        for pieces in ([ids[:stop]], [[i] for i in ids[:stop]]):
+            _, turn = read(vocabulary, pieces, reason)
+            assert turn.message.tool_calls == ()
+            assert turn.finish_reason == reason
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        # as models write tags that they have seen elsewhere
+        (call("write", path="a").replace("write>", " write >").replace("=path", '="path"'), "a"),
+        (call("write", path="a").replace("write>", "'write'>").replace("=path", "= path "), "a"),
+        (call("write", path="a").replace("\n", "\r\n"), "a"),
+        (call("write", path="\r\na\r"), "\r\na\r"),
+        (call("write", path="a").replace("\na\n", "a"), "a"),
+        # a marker that a value mentions, and never closes
+        (call("write", path="the <tool_call> tag"), "the <tool_call> tag"),
+        ('<tool_call>\n{"name": "write", "arguments": {"path": "a"}}\n</tool_call>', "a"),
+    ],
+)
+def test_a_call_in_sloppy_tags_is_read(vocabulary: Bytes, text: str, given: str) -> None:
+    turn = parse(vocabulary, text)
+    assert arguments(turn) == [{"path": given}]
+    assert (turn.message.tool_calls[0].name, turn.message.content) == ("write", "")
+    two = parse(vocabulary, f"{text}\n{call('write', path='b')}")
+    assert arguments(two) == [{"path": given}, {"path": "b"}]
+
+
+def exactly(text: str) -> ParsedTurn:
+    parser = StreamParser(WITH_IDS, calls=XmlCalls(TOOLS, is_exact=True))
+    parser.feed(WITH_IDS.encode(text))
+    return parser.finish("stop")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a</parameter>\n<parameter=text>\nb",
+        "a\n<parameter=text>\nb",
+        "<function=write>\n</function>",
+        "a</parameter>\n</function>",
+        "",
+        "\n</parameter> ",
+    ],
+)
+def test_under_a_grammar_nothing_is_guessed(value: str) -> None:
+    turn = exactly(call("write", path=value))
+    assert arguments(turn) == [{"path": value}]
+    turn = exactly(call("write", text="b", path=value))
+    assert arguments(turn) == [{"text": "b", "path": value}]
+    assert arguments(exactly(call("write", path="a").replace("\na\n", "\n"))) == [{"path": ""}]
+
+
+def test_under_a_grammar_text_that_looks_like_a_call_is_text() -> None:
+    text = call("write", path="a")[12:-13]
+    turn = exactly(text)
+    assert (turn.message.content, turn.message.tool_calls) == (text, ())
+
+
+def test_arguments_come_in_one_piece_behind_the_name() -> None:  # 37
+    ids = WITH_IDS.encode(call("write", path="a") * 2)
+    deltas, turn = read(WITH_IDS, [[i] for i in ids], "stop")
+    told = [(d.index, d.name, d.arguments) for d in deltas if isinstance(d, ToolCallDelta)]
+    given = '{"path": "a"}'
+    assert told == [(0, "write", given), (1, "write", given)]
+    assert len({c.id for c in turn.message.tool_calls}) == 2
+
+
+@EITHER
+def test_a_call_inside_a_thought(vocabulary: Bytes) -> None:  # 23
+    thought = f"I could\n{call('write', path='a')}"
+    closed = parse(vocabulary, f"<think>\n{thought}\n</think>\n\n")
+    assert (closed.message.reasoning, closed.message.tool_calls) == (thought, ())
+    left_open = parse(vocabulary, f"<think>\n{thought}")
+    assert left_open.message.reasoning == thought
+    assert arguments(left_open) == [{"path": "a"}]
+    assert left_open.finish_reason == "tool_calls"
+    assert parse(vocabulary, f"<think>\n{thought}", "length").message.tool_calls == ()
 
 
 def test_any_stream_any_split() -> None:

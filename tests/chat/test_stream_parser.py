@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlite_agent.chat.call_json import finite
-from dlite_agent.chat.messages import Delta, ReasoningDelta, TextDelta, ToolCallDelta
+from dlite_agent.chat.json_calls import JsonCalls
+from dlite_agent.chat.messages import Delta, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser, merge_deltas
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -41,6 +42,14 @@ class Bytes:
         return ids
 
 
+NEEDY = ToolSpec(
+    "needy",
+    "",
+    {
+        "$ref": "#/$defs/A",
+        "$defs": {"A": {"properties": {"a": {"type": "string"}}, "required": ["a"]}},
+    },
+)
 WITH_IDS = Bytes(CONTROL)
 SPELLED = Bytes()
 EITHER = pytest.mark.parametrize("vocabulary", [WITH_IDS, SPELLED], ids=["ids", "spelled"])
@@ -51,7 +60,10 @@ def run(
 ) -> tuple[list[Delta], ParsedTurn]:
     numbers = itertools.count()
     parser = StreamParser(
-        vocabulary, starts_in=starts_in, new_call_id=lambda: f"call_{next(numbers)}"
+        vocabulary,
+        starts_in=starts_in,
+        new_call_id=lambda: f"call_{next(numbers)}",
+        calls=JsonCalls([NEEDY]),
     )
     deltas = [delta for piece in pieces for delta in parser.feed(piece)]
     turn = parser.finish(reason)
@@ -132,6 +144,7 @@ def call_text(body: str) -> str:
         ('{"name": "f"}', "f", "{}"),
         ('{"name": "f", "arguments": null}', "f", "{}"),
         ('{"name": "f", "arguments": ""}', "f", "{}"),
+        ('{"name": "needy", "arguments": {}}', "needy", "{}"),
         # 17 empty arguments
         ('{"name": "f", "arguments": {}}', "f", "{}"),
         # 14 an object that was encoded twice
@@ -202,6 +215,11 @@ def test_call_is_read(vocabulary: Bytes, body: str, name: str, arguments: str | 
         ('{"name": "f", "arguments": "{\\"a\\": 1e400, \\"b\\": \\"\\n\\"}"}', "not an object"),
         ('{"name": "f", "arguments": [1]}', "not an object"),
         ('{"name": "f", "arguments": 3}', "not an object"),
+        # 16 nothing, for a tool that requires something
+        ('{"name": "needy"}', "arguments are missing, and 'needy' requires some"),
+        ('{"arguments": null, "name": "needy"}', "arguments are missing"),
+        ('{"name": "needy", "parameters": ""}', "arguments are missing"),
+        ('{"name": "f", "arguments": null, "arguments": {}}', "two values"),
         ("</think>{}", "expected a JSON object"),
         ("<tool_response>{}", "expected a JSON object"),
     ],
@@ -467,9 +485,12 @@ def test_thought_that_the_prompt_opened(vocabulary: Bytes, again: str) -> None: 
     assert turn.message.content == "Hello."
 
 
-def test_bare_json_is_content() -> None:  # 19
-    text = '```json\n{"name": "f", "arguments": {}}\n```'
-    assert parse(WITH_IDS, text).message.content == text
+@EITHER
+def test_bare_json_is_content(vocabulary: Bytes) -> None:  # 19
+    bare = '{"name": "f", "arguments": {}}'
+    for text in (bare, f"```json\n{bare}\n```"):
+        turn = parse(vocabulary, text)
+        assert (turn.message.content, turn.message.tool_calls) == (text, ())
 
 
 def test_tokens_of_a_thought_are_counted_with_their_markers() -> None:

@@ -14,6 +14,7 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs are a package of 
 
 from dlite_agent.chat.call_xml import XmlCalls
 from dlite_agent.chat.grammar import TurnForm, turn_grammar
+from dlite_agent.chat.json_calls import JsonCalls
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.patterns import examples
@@ -176,7 +177,10 @@ def decode(
 
 def check_turn(turn: RandomTurn, ids: Sequence[int]) -> bool:
     """Whether it is over; what is over fits, and a call that is not over is none."""
-    parser = StreamParser(TOKENIZER, xml=XmlCalls(turn.tools) if turn.form == "xml" else None)
+    is_xml = turn.form == "xml"
+    parser = StreamParser(
+        TOKENIZER, calls=XmlCalls(turn.tools, is_exact=True) if is_xml else JsonCalls(turn.tools)
+    )
     parser.feed(ids)
     is_over = ids[-1] == STOP
     parsed = parser.finish("stop" if is_over else "length")

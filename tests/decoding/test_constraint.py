@@ -93,6 +93,12 @@ def accepts(constraint: Constraint, text: str) -> bool:
         (OutputRules(REQUIRED), "", False),
         (OutputRules(REQUIRED), CALL.replace('"Oslo"', "7"), False),
         (OutputRules(REQUIRED), CALL.replace('": ', '":'), False),
+        (OutputRules(REQUIRED), CALL.replace("Oslo", "Os\nlo"), False),
+        (OutputRules(REQUIRED), CALL.replace("Oslo", "Os\\nlo </tool_call"), True),
+        (OutputRules(REQUIRED), CALL.replace('"', "'"), False),
+        (OutputRules(REQUIRED), CALL.replace('"}}', '",}}'), False),
+        (OutputRules(REQUIRED), CALL.replace('"}}', '", "days": None}}'), False),
+        (OutputRules(REQUIRED), f"[{CALL[12:-13]}]", False),
         (OutputRules(REQUIRED), CALL.replace("}}", ', "more": 1}}'), False),
         (OutputRules(REQUIRED), NOW_CALL.replace("{}", '{"a": 1}'), False),
         (OutputRules(REQUIRED, parallel_tool_calls=False), CALL, True),
@@ -140,6 +146,17 @@ def test_a_turn_that_begins_inside_its_thought_ends_it_first(start: Start) -> No
     assert not accepts(constraint, CALL)
 
 
+def test_a_draft_may_hold_the_end_of_a_thought_and_a_call(start: Start) -> None:
+    constraint = start(OutputRules(REQUIRED), thought="open")
+    draft = [*TOKENIZER.encode_template(f"Hm.</think>\n\n{CALL}"), STOP]
+    assert constraint.num_valid(draft) == len(draft)
+    masks = constraint.masks(draft)
+    held = [allowed(masks, row) for row in range(len(masks))]
+    assert len(held) == len(draft)
+    assert all(token_id in row for token_id, row in zip(draft, held, strict=True))
+    assert set(held[draft.index(IDS["</think>"]) + 3]) == {IDS["<tool_call>"]}
+
+
 def test_without_thoughts_none_may_begin(start: Start) -> None:
     assert not accepts(start(OutputRules(REQUIRED), thought="none"), f"<think>a</think>{CALL}")
 
@@ -157,6 +174,29 @@ def test_calls_in_the_xml_form(start: Start) -> None:
     assert accepts(constraint, "<tool_call>\n<function=now>\n</function>\n</tool_call>")
     assert not accepts(constraint, call(*days))
     assert not accepts(constraint, call(*city, days[0], "three", days[2]))
+    assert accepts(constraint, call(city[0], "", city[2])), "an empty value as it is rendered"
+    assert accepts(constraint, call(city[0], city[2])), "and as models write it"
+
+
+def test_a_tool_that_is_not_strict_has_any_parameters_in_either_form(start: Start) -> None:
+    """Where only how many calls there are, or which, is limited."""
+    for rules in (OutputRules(parallel_tool_calls=False), OutputRules(ToolChoice("auto", ("f",)))):
+        tools = [ToolSpec("f", "", WEATHER.parameters), NOW]
+        constraint = start(rules, tools)
+        assert accepts(
+            constraint, '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+        )
+        constraint = start(rules, tools, "xml")
+        for body in ("", "<parameter=city>\nOslo\n</parameter>\n<parameter=x>\n</parameter>\n"):
+            turn = f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>"
+            assert accepts(constraint, turn)
+
+
+def test_a_name_that_no_tag_can_hold_is_refused(start: Start) -> None:
+    parameters: dict[str, JSON] = {"type": "object", "properties": {"a>b": {}}}
+    with pytest.raises(RequestError, match=r"'f' has the name 'a>b'.*rename"):
+        start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters)], "xml")
+    start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters)], "json")
 
 
 @pytest.mark.parametrize(
