@@ -36,16 +36,27 @@ class TokenLogprob:
         return self.raw.decode("utf-8", "replace")
 
 
-def logprobs_to_openai(logprobs: Sequence[TokenLogprob]) -> dict[str, JSON]:
-    """The `logprobs` of a choice: one entry a token under `content`, thoughts and calls too."""
+def logprobs_to_openai(
+    logprobs: Sequence[TokenLogprob], *, with_ids: bool = False
+) -> dict[str, JSON]:
+    """The `logprobs` of a choice: one entry a token under `content`, thoughts and calls too.
+
+    Args:
+        logprobs: One a token.
+        with_ids: Each entry has its `token_id`, for which OpenAI has no field.
+    """
     return {
         "content": [
-            {**_entry(token), "top_logprobs": [_entry(other) for other in token.top]}
+            {
+                **_entry(token, with_ids),
+                "top_logprobs": [_entry(other, with_ids) for other in token.top],
+            }
             for token in logprobs
         ]
     }
 
 
-def _entry(token: TokenLogprob) -> dict[str, JSON]:
+def _entry(token: TokenLogprob, with_ids: bool) -> dict[str, JSON]:
     logprob = token.logprob if math.isfinite(token.logprob) else _LOWEST
-    return {"token": token.text, "bytes": list(token.raw), "logprob": logprob}
+    entry: dict[str, JSON] = {"token": token.text, "bytes": list(token.raw), "logprob": logprob}
+    return {**entry, "token_id": token.token_id} if with_ids else entry

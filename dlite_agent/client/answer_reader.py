@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -26,11 +26,10 @@ from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 __all__ = ["AnswerReader", "turn_stats"]
 
 _DONE = "[DONE]"
-_NO_ID = -1
 
 
 class AnswerReader:
-    """Reads one answer's lines; keep one for each answer.
+    """Reads the lines of one answer of the chat or of the completions API; keep one for each.
 
     Attributes:
         is_over: Whether the last line was there.
@@ -57,12 +56,15 @@ class AnswerReader:
         event = json.loads(data)
         if "error" in event:
             raise error_of(event["error"])
-        if "prompt_token_ids" in event:
-            self._prompt_token_ids = tuple(event["prompt_token_ids"])
         for choice in event["choices"]:
-            yield from self._chunk(choice)
+            yield from self._chunk(choice, event)
 
-    def _chunk(self, sent: Mapping[str, Any]) -> Iterator[GenerationChunk]:
+    def _chunk(
+        self, sent: Mapping[str, Any], event: Mapping[str, Any]
+    ) -> Iterator[GenerationChunk]:
+        prompt_token_ids = sent.get("prompt_token_ids", event.get("prompt_token_ids"))
+        if prompt_token_ids is not None:
+            self._prompt_token_ids = tuple(prompt_token_ids)
         index = sent["index"]
         choice = self._choices.setdefault(index, _Choice())
         deltas, token_ids, logprobs = choice.add(sent)
@@ -98,11 +100,12 @@ class _Choice:
         self, sent: Mapping[str, Any]
     ) -> tuple[tuple[Delta, ...], tuple[int, ...], tuple[TokenLogprob, ...]]:
         """Take what an event says of it; returns what is new."""
-        delta = sent["delta"]
-        self.figures = delta.get("dlite", self.figures)
+        is_chat = "delta" in sent
+        delta = sent["delta"] if is_chat else {"content": sent["text"], "dlite": sent.get("dlite")}
+        self.figures = delta.get("dlite") or self.figures
         deltas = tuple(self._deltas(delta))
         token_ids = tuple(sent.get("token_ids", ()))
-        logprobs = _logprobs(sent.get("logprobs"), token_ids)
+        logprobs = _logprobs(sent.get("logprobs"))
         self.token_ids += token_ids
         self.logprobs += logprobs
         return deltas, token_ids, logprobs
@@ -161,14 +164,10 @@ def turn_stats(figures: Mapping[str, Any]) -> TurnStats:
     return TurnStats(**given)
 
 
-def _logprobs(sent: Any, token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
-    """The ids of the other best tokens do not travel, and are -1."""
-    if sent is None:
-        return ()
-    pairs = zip(token_ids, sent["content"], strict=True)
-    return tuple(_logprob(token_id, token) for token_id, token in pairs)
+def _logprobs(sent: Any) -> tuple[TokenLogprob, ...]:
+    return () if sent is None else tuple(_logprob(token) for token in sent["content"])
 
 
-def _logprob(token_id: int, sent: Mapping[str, Any]) -> TokenLogprob:
-    top = tuple(_logprob(_NO_ID, other) for other in sent.get("top_logprobs", ()))
-    return TokenLogprob(token_id, bytes(sent["bytes"]), sent["logprob"], top)
+def _logprob(sent: Mapping[str, Any]) -> TokenLogprob:
+    top = tuple(_logprob(other) for other in sent.get("top_logprobs", ()))
+    return TokenLogprob(sent["token_id"], bytes(sent["bytes"]), sent["logprob"], top)

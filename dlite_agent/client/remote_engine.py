@@ -13,16 +13,19 @@ import httpx
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message, ToolSpec
-from dlite_agent.client.answer_reader import AnswerReader
+from dlite_agent.client.loop_clients import LoopClients
 from dlite_agent.client.remote_errors import pause_s, transport_errors
 from dlite_agent.client.remote_sessions import RemoteSessions
-from dlite_agent.client.wire import chat_body, message_body, tool_body
-from dlite_agent.errors import CapacityError, ModelNotFoundError, RequestError
+from dlite_agent.client.remote_turn import CONNECT_S, RemoteTurn
+from dlite_agent.client.wire import message_body, tool_body
+from dlite_agent.errors import ModelNotFoundError, RequestError
 from dlite_agent.outputs import Generation, GenerationChunk
 
 __all__ = ["RemoteEngine"]
 
-_CONNECT_S = 10.0
+# Less than a server waits for the next request: none is sent while it closes the connection.
+_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32, keepalive_expiry=60.0)
+_MODELS = "/v1/models"
 JSONObject = dict[str, Any]
 
 
@@ -33,9 +36,8 @@ class RemoteEngine:
     called from any thread. An iterator that is closed or dropped, or whose task is cancelled,
     closes its connection, and the server ends the turn. A request waits while the server loads its
     model; `when_full` decides whether it also waits for a place. `AgentSession(RemoteEngine(url))`
-    is a conversation that forks, rewinds and feeds.
-
-    Token ids of `TokenLogprob.top` do not travel, and are -1.
+    is a conversation that forks, rewinds and feeds. Connections are kept from one turn to the next,
+    for asyncio those of each event loop.
 
     Args:
         base_url: E.g. `http://127.0.0.1:8000`; a `/v1` at the end may be there.
@@ -58,11 +60,13 @@ class RemoteEngine:
         self._options: JSONObject = {
             "base_url": self.base_url,
             "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
-            "timeout": httpx.Timeout(max_silence_s, connect=_CONNECT_S, pool=None),
+            "timeout": httpx.Timeout(max_silence_s, connect=CONNECT_S, pool=None),
+            "limits": _LIMITS,
             "verify": httpx.create_ssl_context() if base_url.startswith("https") else False,
         }
         self._client = httpx.Client(**self._options)
-        self._finalizer = weakref.finalize(self, self._client.close)
+        self._loop_clients = LoopClients(lambda options=self._options: httpx.AsyncClient(**options))
+        self._finalizer = weakref.finalize(self, _close, self._client, self._loop_clients)
         self._described: JSONObject | None = None
 
     def __enter__(self) -> Self:
@@ -73,6 +77,21 @@ class RemoteEngine:
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.base_url!r}, model={self._model!r})"
+
+    async def alearn(self) -> None:
+        """Ask what `model_name` and `max_context` say, so that they wait for nobody afterwards.
+
+        Raises:
+            CapacityError: No server answers.
+            ModelNotFoundError: It has no such model.
+        """
+        if self._described is not None:
+            return
+        with transport_errors(self.base_url):
+            client = await self._loop_clients.of_this_loop()
+            while (response := await client.get(_MODELS)).is_error:
+                await asyncio.sleep(pause_s(response, waits=True))
+        self._described = self._own_description(response.json())
 
     @property
     def model_name(self) -> str:
@@ -91,18 +110,18 @@ class RemoteEngine:
             CapacityError: No server answers, or it is full.
             DLiteError: What the engine would raise; raised by `next`.
         """
-        call, reader = self._call(request), AnswerReader()
+        turn = RemoteTurn(request, self._model, self.base_url)
         with transport_errors(self.base_url):
             while True:
-                with self._client.stream(**call) as response:
-                    if response.is_success and not request.is_partial:
+                with self._client.stream(**turn.call) as response:
+                    if turn.has_lines(response):
                         for line in response.iter_lines():
-                            yield from reader.read(line)
-                        return self._check_over(reader)
-                    response.read()
-                    if response.is_success:
-                        return None
-                    seconds = pause_s(response, waits=request.when_full == "wait")
+                            yield from turn.read(line)
+                    else:
+                        response.read()
+                    seconds = turn.pause_s(response)
+                if seconds is None:
+                    return
                 time.sleep(seconds)
 
     def generate(self, request: ChatRequest) -> Generation:
@@ -114,23 +133,22 @@ class RemoteEngine:
         return _answers(list(self.stream(request)))
 
     async def astream(self, request: ChatRequest) -> AsyncGenerator[GenerationChunk, None]:
-        """`stream` for asyncio, on a connection of its own."""
-        call, reader = self._call(request), AnswerReader()
+        """`stream` for asyncio."""
+        turn = RemoteTurn(request, self._model, self.base_url)
         with transport_errors(self.base_url):
-            async with httpx.AsyncClient(**self._options) as client:
-                while True:
-                    async with client.stream(**call) as response:
-                        if response.is_success and not request.is_partial:
-                            async for line in response.aiter_lines():
-                                for chunk in reader.read(line):
-                                    yield chunk
-                            self._check_over(reader)
-                            return
+            client = await self._loop_clients.of_this_loop()
+            while True:
+                async with client.stream(**turn.call) as response:
+                    if turn.has_lines(response):
+                        async for line in response.aiter_lines():
+                            for chunk in turn.read(line):
+                                yield chunk
+                    else:
                         await response.aread()
-                        if response.is_success:
-                            return
-                        seconds = pause_s(response, waits=request.when_full == "wait")
-                    await asyncio.sleep(seconds)
+                    seconds = turn.pause_s(response)
+                if seconds is None:
+                    return
+                await asyncio.sleep(seconds)
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """`generate` for asyncio."""
@@ -158,21 +176,6 @@ class RemoteEngine:
         """Close the connections; turns that run on them end. The server goes on. Idempotent."""
         self._finalizer()
 
-    def _call(self, request: ChatRequest) -> JSONObject:
-        """What httpx is to send for a turn."""
-        if request.prompt is not None:
-            raise RequestError(
-                "prompt is set, and RemoteEngine sends messages; send it to /v1/completions"
-            )
-        call: JSONObject = {
-            "method": "POST",
-            "url": "/v1/chat/completions",
-            "json": chat_body(request, self._model),
-        }
-        if request.is_partial:  # it has one answer, at its end
-            call["timeout"] = httpx.Timeout(None, connect=_CONNECT_S)
-        return call
-
     def _ask(self, method: str, path: str, **options: Any) -> JSONObject:
         """Ask something quick and return the answer."""
         with transport_errors(self.base_url):
@@ -184,21 +187,19 @@ class RemoteEngine:
     def _describe(self) -> JSONObject:
         """What the server says of the model."""
         if self._described is None:
-            models: list[JSONObject] = self._ask("GET", "/v1/models")["data"]
-            named = [model for model in models if self._model in (None, model["id"])]
-            if not named:
-                known = ", ".join(repr(model["id"]) for model in models)
-                raise ModelNotFoundError(
-                    f"the server at {self.base_url!r} has no model {self._model!r}; it has {known}"
-                )
-            self._described = named[0]
+            self._described = self._own_description(self._ask("GET", _MODELS))
         return self._described
 
-    def _check_over(self, reader: AnswerReader) -> None:
-        if not reader.is_over:
-            raise CapacityError(
-                f"the server at {self.base_url!r} ended in the middle of an answer; try again"
+    def _own_description(self, listed: JSONObject) -> JSONObject:
+        """What the server says of our model among its others."""
+        models: list[JSONObject] = listed["data"]
+        named = [model for model in models if self._model in (None, model["id"])]
+        if not named:
+            known = ", ".join(repr(model["id"]) for model in models)
+            raise ModelNotFoundError(
+                f"the server at {self.base_url!r} has no model {self._model!r}; it has {known}"
             )
+        return named[0]
 
 
 def _answers(chunks: Sequence[GenerationChunk]) -> list[Generation]:
@@ -206,3 +207,8 @@ def _answers(chunks: Sequence[GenerationChunk]) -> list[Generation]:
     if not answers:
         raise RequestError("is_partial=True has no answer; read its stream to the end instead")
     return [answers[index] for index in sorted(answers)]
+
+
+def _close(client: httpx.Client, loop_clients: LoopClients) -> None:
+    client.close()
+    loop_clients.drop()

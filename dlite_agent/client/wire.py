@@ -1,4 +1,4 @@
-"""A `ChatRequest` as the body of `/v1/chat/completions`. Pure."""
+"""A `ChatRequest` as the body of `/v1/chat/completions` or `/v1/completions`. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlite_agent.chat.openai_format import message_to_openai
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.config import SamplingParams
 
-__all__ = ["chat_body", "message_body", "tool_body"]
+__all__ = ["chat_body", "completion_body", "message_body", "tool_body"]
 
 _PLAIN = SamplingParams()
 
@@ -22,27 +22,39 @@ def chat_body(request: ChatRequest, model: str | None) -> dict[str, JSON]:
         request: A tenant is sent as the salt of the caches.
         model: As the server calls it; None for its first.
     """
-    body: dict[str, JSON] = {
-        "model": model,
-        "messages": [message_body(message) for message in request.messages],
-        "stream": not request.is_partial,
-        "return_token_ids": True,
-        "session_id": request.session_hint,
-        "cache_salt": request.tenant or None,
-        "n": request.num_choices,
-        "stop": list(request.stop) or None,
-        "tools": [tool_body(tool) for tool in request.tools] or None,
-        "chat_template_kwargs": dict(request.template_kwargs) or None,
-        **_sampling(request.sampling),
-        **_rules(request.output),
-        "dlite": {
-            "history": request.history,
-            "is_partial": request.is_partial,
-            "choice_index": request.sampling.choice_index,
-            "closes_calls": request.output.closes_calls,
-        },
-    }
-    return {name: value for name, value in body.items() if value is not None}
+    return _without_nulls(
+        {
+            **_common(request, model),
+            "messages": [message_body(message) for message in request.messages],
+            "tools": [tool_body(tool) for tool in request.tools] or None,
+            "chat_template_kwargs": dict(request.template_kwargs) or None,
+            **_sampling(request.sampling),
+            **_rules(request.output),
+            "dlite": {
+                "history": request.history,
+                "is_partial": request.is_partial,
+                "choice_index": request.sampling.choice_index,
+                "closes_calls": request.output.closes_calls,
+            },
+        }
+    )
+
+
+def completion_body(request: ChatRequest, model: str | None) -> dict[str, JSON]:
+    """The same for a request that has a prompt, which is read in place of its messages."""
+    sampling = request.sampling
+    prompt = request.prompt
+    body = _without_nulls(
+        {
+            **_common(request, model),
+            "prompt": list(prompt) if isinstance(prompt, tuple) else prompt,
+            **_sampling(sampling),
+            "logprobs": sampling.top_logprobs if sampling.logprobs else None,
+            "top_logprobs": None,
+            "dlite": {"is_partial": request.is_partial, "choice_index": sampling.choice_index},
+        }
+    )
+    return {**body, "max_tokens": sampling.max_tokens}  # null is what the context leaves, not 16
 
 
 def message_body(message: Message) -> dict[str, JSON]:
@@ -61,6 +73,22 @@ def tool_body(tool: ToolSpec) -> dict[str, JSON]:
     if tool.strict:
         function["strict"] = True
     return {"type": "function", "function": function}
+
+
+def _common(request: ChatRequest, model: str | None) -> dict[str, JSON]:
+    return {
+        "model": model,
+        "stream": not request.is_partial,
+        "return_token_ids": True,
+        "session_id": request.session_hint,
+        "cache_salt": request.tenant or None,
+        "n": request.num_choices,
+        "stop": list(request.stop) or None,
+    }
+
+
+def _without_nulls(body: dict[str, JSON]) -> dict[str, JSON]:
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def _sampling(sampling: SamplingParams) -> dict[str, JSON]:

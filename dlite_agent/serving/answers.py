@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from dlite_agent.backend import ChatRequest
 from dlite_agent.outputs import Generation, GenerationChunk
 from dlite_agent.serving.http_errors import status_error
+from dlite_agent.serving.service import ServingService
 from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.serving.sse import DONE, KEEP_ALIVE, EventStream, event
 from dlite_agent.serving.turn import ClientGoneError, ServedTurn
 
-__all__ = ["CLIENT_GONE", "StreamWriter", "collected", "streamed"]
+__all__ = ["CLIENT_GONE", "Asked", "StreamWriter", "answered", "collected"]
 
 JSONObject = dict[str, Any]
 CLIENT_GONE = 499
@@ -36,6 +40,36 @@ class StreamWriter(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a body asks for, and how the answer is put.
+
+    Attributes:
+        requests: See `ServedTurn`.
+        is_stream: In events.
+        writer: Makes what writes the events.
+        answer: Makes the whole answer of all choices.
+    """
+
+    requests: Sequence[ChatRequest]
+    is_stream: bool
+    writer: Callable[[], StreamWriter]
+    answer: Callable[[Sequence[Generation]], JSONObject]
+
+
+async def answered(service: ServingService, http: Request, asked: Asked) -> Response:
+    """Run what was asked for, and answer.
+
+    Raises:
+        StatusError: See `ServingService.start`.
+    """
+    turn = service.start(asked.requests)
+    turn.watch(http.receive)
+    if asked.is_stream:
+        return await _streamed(turn, asked.writer(), service.settings)
+    return await collected(turn, asked.answer)
+
+
 async def collected(
     turn: ServedTurn, answer: Callable[[Sequence[Generation]], JSONObject]
 ) -> Response:
@@ -54,7 +88,7 @@ async def collected(
     return JSONResponse(answer([generations[index] for index in sorted(generations)]))
 
 
-async def streamed(turn: ServedTurn, writer: StreamWriter, settings: ServerSettings) -> Response:
+async def _streamed(turn: ServedTurn, writer: StreamWriter, settings: ServerSettings) -> Response:
     """Answer in events. What is refused soon is an answer with a status; else it is an event.
 
     Closes the turn, at the end of the stream.

@@ -77,7 +77,9 @@ class ChatStreamWriter:
         index = chunk.choice_index
         extra: JSONObject = {}
         if chunk.logprobs:
-            extra["logprobs"] = logprobs_to_openai(chunk.logprobs)
+            extra["logprobs"] = logprobs_to_openai(
+                chunk.logprobs, with_ids=self._form.returns_token_ids
+            )
         if self._form.returns_token_ids and chunk.token_ids:
             extra["token_ids"] = list(chunk.token_ids)
         deltas = [piece for delta in chunk.deltas for piece in _pieces(delta)]
@@ -113,13 +115,16 @@ def _choice(form: AnswerForm, index: int, generation: Generation) -> JSONObject:
         **message_to_openai(generation.message),
         "dlite": turn_figures(generation),
     }
-    logprobs = logprobs_to_openai(generation.logprobs) if generation.logprobs else None
     choice: JSONObject = {
         "index": index,
         "message": message,
-        "logprobs": logprobs,
+        "logprobs": None,
         "finish_reason": generation.finish_reason,
     }
+    if generation.logprobs:
+        choice["logprobs"] = logprobs_to_openai(
+            generation.logprobs, with_ids=form.returns_token_ids
+        )
     if form.returns_token_ids:
         choice["token_ids"] = list(generation.token_ids)
     return choice

@@ -10,25 +10,32 @@ from starlette.requests import Request
 
 from dlite_agent.serving.http_errors import StatusError
 
-__all__ = ["read_json"]
+__all__ = ["parse_json", "read_body"]
 
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_json(http: Request, max_bytes: int) -> dict[str, Any]:
-    """Read a body that is a JSON object.
+async def read_body(http: Request, max_bytes: int) -> bytes:
+    """Read a body that says that it is JSON.
 
-    It must say that it is JSON: what a web page may send to another site without being asked for
-    permission has other types. Halves of surrogate pairs, which are no text, become U+FFFD.
+    What a web page may send to another site without being asked for permission has other types.
 
     Raises:
-        StatusError: 413; it is too large. 415; it is of another type. 400; it is no JSON object.
+        StatusError: 413; it is too large. 415; it is of another type.
     """
     kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"content-type is {kind!r}; send JSON with content-type 'application/json'"
         raise StatusError(415, message, "unsupported_media_type")
-    data = await _read(http, max_bytes)
+    return await _read(http, max_bytes)
+
+
+def parse_json(data: bytes) -> dict[str, Any]:
+    """A body that is a JSON object; halves of surrogate pairs, which are no text, become U+FFFD.
+
+    Raises:
+        StatusError: 400; it is none.
+    """
     try:
         parsed: Any = json.loads(data)
     except RecursionError:

@@ -143,6 +143,8 @@ class CompletionBody(SamplingBody):
 
     prompt: str | list[int] | list[str] | list[list[int]]
     logprobs: int | None = Field(default=None, ge=0, le=20)
+    echo: bool | None = None
+    dlite: DLiteOptions | None = None
 
 
 class TokenizeBody(BaseModel):

@@ -26,20 +26,23 @@ JSONObject = dict[str, Any]
 
 async def tokenize(service: ServingService, http: Request) -> Response:
     """Answer with the ids of a text, or of messages as they would be prefilled."""
-    given, tenant = await service.read(http)
-    body = TokenizeBody.model_validate(given)
-    service.served_name(body.model)
-    if (body.prompt is None) is (body.messages is None):
-        message = "the body has both or neither of prompt and messages; send one of them"
-        raise StatusError(400, message, "invalid_value", param="prompt")
-    request = ChatRequest(
-        messages_from_openai(body.messages or []),
-        tools_from_openai(body.tools),
-        prompt=body.prompt,
-        tenant=tenant,
-        template_kwargs=template_kwargs_from_openai(body.model_dump()),
-    )
-    task = Tokenize(request, body.add_generation_prompt)
+
+    def build(given: JSONObject, tenant: str) -> Tokenize:
+        body = TokenizeBody.model_validate(given)
+        service.served_name(body.model)
+        if (body.prompt is None) is (body.messages is None):
+            message = "the body has both or neither of prompt and messages; send one of them"
+            raise StatusError(400, message, "invalid_value", param="prompt")
+        request = ChatRequest(
+            messages_from_openai(body.messages or []),
+            tools_from_openai(body.tools),
+            prompt=body.prompt,
+            tenant=tenant,
+            template_kwargs=template_kwargs_from_openai(body.model_dump()),
+        )
+        return Tokenize(request, body.add_generation_prompt)
+
+    task = await service.read(http, build)
     ids = (await ask(service, task, TokenIds)).token_ids
     limit = service.check_ready()
     return JSONResponse({"count": len(ids), "max_model_len": limit, "tokens": list(ids)})
@@ -47,8 +50,11 @@ async def tokenize(service: ServingService, http: Request) -> Response:
 
 async def detokenize(service: ServingService, http: Request) -> Response:
     """Answer with the text of ids, control tokens spelled."""
-    given, _ = await service.read(http)
-    body = DetokenizeBody.model_validate(given)
-    service.served_name(body.model)
-    decoded = await ask(service, Detokenize(tuple(body.tokens)), Decoded)
+
+    def build(given: JSONObject, _: str) -> Detokenize:
+        body = DetokenizeBody.model_validate(given)
+        service.served_name(body.model)
+        return Detokenize(tuple(body.tokens))
+
+    decoded = await ask(service, await service.read(http, build), Decoded)
     return JSONResponse({"prompt": decoded.text})

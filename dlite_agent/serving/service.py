@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -17,7 +17,7 @@ from dlite_agent.config import SamplingParams
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.serving.caller import check_key, tenant_of
 from dlite_agent.serving.http_errors import StatusError
-from dlite_agent.serving.json_body import read_json
+from dlite_agent.serving.json_body import parse_json, read_body
 from dlite_agent.serving.last_turns import LastTurns
 from dlite_agent.serving.metrics import ServerMetrics
 from dlite_agent.serving.settings import ServerSettings
@@ -26,6 +26,10 @@ from dlite_agent.serving.turn import ServedTurn
 __all__ = ["ServingService"]
 
 _RETRY_AFTER_S = 1
+_SMALL_BYTES = 16 * 1024  # up to here, to start a thread costs more than it saves
+T = TypeVar("T")
+Build = Callable[[dict[str, Any], str], T]
+"""Makes something of a body and of the tenant whose it is; called in any thread."""
 
 
 class ServingService:
@@ -97,15 +101,23 @@ class ServingService:
             raise StatusError(503, message, "loading", retry_after_s=_RETRY_AFTER_S)
         return self.max_context
 
-    async def read(self, http: Request) -> tuple[dict[str, Any], str]:
-        """The body of a request, and whose it is; a wrong key is told before the body is read.
+    async def read(self, http: Request, build: Build[T]) -> T:
+        """What a request's body means; a wrong key is told before the body is read.
+
+        Large bodies are looked at in a thread, so that the event loop serves others meanwhile.
 
         Raises:
-            StatusError: See `check_key` and `read_json`.
+            StatusError: See `check_key`, `read_body` and `parse_json`.
+            Exception: What `build` raises.
         """
         check_key(http.headers, self.settings)
-        given = await read_json(http, self.settings.max_body_bytes)
-        return given, tenant_of(http.headers, given, self.settings)
+        data = await read_body(http, self.settings.max_body_bytes)
+
+        def built() -> T:
+            given = parse_json(data)
+            return build(given, tenant_of(http.headers, given, self.settings))
+
+        return built() if len(data) <= _SMALL_BYTES else await asyncio.to_thread(built)
 
     def served_name(self, asked: str | None) -> str:
         """The name to report for a model that was asked for; none is the first.
@@ -121,8 +133,8 @@ class ServingService:
             raise StatusError(404, message, "model_not_found", param="model")
         return asked
 
-    def start(self, request: ChatRequest) -> ServedTurn:
-        """Run a request; its turn must be closed.
+    def start(self, requests: Sequence[ChatRequest]) -> ServedTurn:
+        """Run what one client asks for; the turn must be closed.
 
         Raises:
             StatusError: 429; too many wait already. 503; see `check_ready`.
@@ -130,8 +142,9 @@ class ServingService:
         self.check_ready()
         settings = self.settings
         limit = settings.max_running + settings.max_queue
+        num_left = sum(request.num_choices for request in requests)
         # A request with many choices is let in where nobody is, as it could never be else.
-        if self._num_inside and self._num_inside + request.num_choices > limit:
+        if self._num_inside and self._num_inside + num_left > limit:
             raise StatusError(
                 429,
                 f"{self.num_running} turns run and {self.num_waiting} wait; try again later, send "
@@ -139,27 +152,25 @@ class ServingService:
                 "queue_full",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        self._num_inside += request.num_choices
+        self._num_inside += num_left
         if settings.sampling_defaults is not None:
-            request = _completed(request, settings.sampling_defaults)
+            requests = [_completed(request, settings.sampling_defaults) for request in requests]
 
-        num_left = 0 if request.is_partial else request.num_choices
-
-        def note(chunk: GenerationChunk) -> None:
+        def note(number: int, chunk: GenerationChunk) -> None:
             nonlocal num_left
             if chunk.generation is not None:
                 num_left -= 1
                 self._num_inside -= 1
                 self.metrics.note(chunk.generation)
-                self.last_turns.note(request, chunk.generation)
+                self.last_turns.note(requests[number], chunk.generation)
 
         def leave() -> None:
-            self._num_inside -= num_left or request.is_partial
+            self._num_inside -= num_left
             self._turns.discard(turn)
-            for _ in range(num_left):
+            for _ in range(0 if requests[0].is_partial else num_left):
                 self.metrics.note_failure()
 
-        turn = ServedTurn(self.backend, request, note, leave)
+        turn = ServedTurn(self.backend, requests, note, leave)
         self._turns.add(turn)
         return turn
 

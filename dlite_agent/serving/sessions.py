@@ -53,8 +53,9 @@ async def delete_session(service: ServingService, http: Request, name: str) -> R
 
 async def fork_session(service: ServingService, http: Request, name: str) -> Response:
     """Make a session that holds the same and goes its own way."""
-    given, tenant = await service.read(http)
-    body = ForkBody.model_validate(given)
+    body, tenant = await service.read(
+        http, lambda given, tenant: (ForkBody.model_validate(given), tenant)
+    )
     session_id = await _command(service, tenant, name, "fork", body.name or "")
     return JSONResponse({"id": session_id, "name": body.name})
 
@@ -66,7 +67,7 @@ async def load_session(service: ServingService, http: Request, name: str) -> Res
     request = ChatRequest(
         (), prompt=found.token_ids, tenant=tenant, is_partial=True, when_full="wait"
     )
-    turn = service.start(request)
+    turn = service.start([request])
     turn.watch(http.receive)
     return await collected(turn, lambda _: {"id": found.session_id})
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from starlette.types import Receive
 
@@ -18,26 +19,27 @@ class ClientGoneError(Exception):
 
 
 class ServedTurn:
-    """Runs a request in a task of its own, and hands out its chunks.
+    """Runs requests of one client in a task of its own, and hands out their chunks.
 
-    The task never waits for the reader, so that the place that the turn takes is free when the turn
-    ends. Must be closed, which cancels what still runs.
+    The task never waits for the reader, so that the place that a turn takes is free when the turn
+    ends. Must be closed, which cancels what still runs. An error of one request ends all.
 
     Args:
-        backend: Runs it.
-        request: What was asked.
-        on_chunk: Hears each chunk when it is there.
-        on_end: Called once when the turn is over, whatever became of it.
+        backend: Runs them.
+        requests: What was asked, at least one; each with the same number of choices. The choices of
+            the second follow those of the first, and so on.
+        on_chunk: Hears each chunk when it is there, and the number of its request.
+        on_end: Called once when all is over, whatever became of it.
     """
 
     def __init__(
         self,
         backend: ChatBackend,
-        request: ChatRequest,
-        on_chunk: Callable[[GenerationChunk], None],
+        requests: Sequence[ChatRequest],
+        on_chunk: Callable[[int, GenerationChunk], None],
         on_end: Callable[[], None],
     ) -> None:
-        self.request = request
+        self._requests = requests
         self._backend = backend
         self._on_chunk = on_chunk
         self._on_end = on_end
@@ -95,12 +97,21 @@ class ServedTurn:
 
     async def _run(self) -> None:
         try:
-            async for chunk in self._backend.astream(self.request):
-                self._on_chunk(chunk)
-                self._events.put_nowait(chunk)
+            async with asyncio.TaskGroup() as group:
+                for number in range(len(self._requests)):
+                    group.create_task(self._pass_on(number))
+        except* Exception as errors:  # noqa: BLE001  # the reader raises it
+            self._events.put_nowait(errors.exceptions[0])
+        else:
             self._events.put_nowait(None)
-        except Exception as error:  # noqa: BLE001  # the reader raises it
-            self._events.put_nowait(error)
+
+    async def _pass_on(self, number: int) -> None:
+        request = self._requests[number]
+        first = number * request.num_choices
+        async for chunk in self._backend.astream(request):
+            self._on_chunk(number, chunk)
+            index = chunk.choice_index + first
+            self._events.put_nowait(replace(chunk, choice_index=index) if first else chunk)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -43,6 +44,60 @@ TOOLS = (
 )
 ASK = ChatRequest((Message("user", "Hi."),), tools=TOOLS)
 FOREVER_S = 3600.0  # a round that no test waits for
+
+
+@dataclass
+class Counter:
+    """A proxy that counts the connections through it."""
+
+    url: str
+    num_opened: int = 0
+    num_open: int = 0
+
+
+@contextmanager
+def counting(url: str) -> Iterator[Counter]:
+    """Pass bytes on to a server, in a thread."""
+    target = httpx.URL(url)
+    loop = asyncio.new_event_loop()
+    counter = Counter("")
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+            writer.write_eof()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        counter.num_opened += 1
+        counter.num_open += 1
+        their_reader, their_writer = await asyncio.open_connection(target.host, target.port)
+        back = loop.create_task(pump(their_reader, writer))
+        await pump(reader, their_writer)
+        counter.num_open -= 1
+        await back
+        for end in (writer, their_writer):
+            end.close()
+
+    server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
+    counter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield counter
+    finally:
+
+        async def stop() -> None:
+            server.close()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -173,11 +228,40 @@ def test_a_key_and_a_model_that_are_wrong_are_named() -> None:
 def test_no_server_is_an_error_that_says_what_to_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with RemoteEngine(f"http://127.0.0.1:{port}") as engine:
-        with pytest.raises(errors.CapacityError, match="dlite-agent serve"):
+    with (
+        RemoteEngine(f"http://127.0.0.1:{port}") as engine,
+        pytest.raises(errors.CapacityError, match="dlite-agent serve"),
+    ):
+        engine.generate(ASK)
+
+
+def test_turns_share_connections_and_none_is_left_open(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Those of an event loop are closed with it, or with the engine, whatever is first."""
+    with live_server(ScriptedEngine(["Yes."] * 9)) as server, counting(server.url) as counter:
+        engine = RemoteEngine(counter.url)
+
+        async def turns(count: int) -> None:
+            for _ in range(count):
+                assert (await engine.agenerate(ASK)).message.content == "Yes."
+
+        asyncio.run(turns(3))
+        assert counter.num_opened == 1
+        wait_until(lambda: counter.num_open == 0)
+        asyncio.run(turns(2))
+        assert counter.num_opened == 2
+        for _ in range(2):
             engine.generate(ASK)
-        with pytest.raises(errors.RequestError, match="send it to /v1/completions"):
-            engine.generate(ChatRequest((), prompt="Once"))
+        assert counter.num_opened == 3
+
+        async def closed_inside() -> None:
+            await turns(2)
+            engine.close()
+
+        asyncio.run(closed_inside())
+        wait_until(lambda: counter.num_open == 0)
+    assert not [warning for warning in recwarn if warning.category is ResourceWarning]
 
 
 def test_closing_a_stream_ends_the_turn_on_the_server() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from dlite_agent.config import EngineConfig
@@ -66,57 +65,6 @@ def test_ids_of_a_prompt_are_those_that_are_prefilled(http: httpx.Client) -> Non
     closed = http.post("/tokenize", json={"messages": HI, "add_generation_prompt": False}).json()
     assert ids["tokens"][: closed["count"]] == closed["tokens"]
     assert http.post("/tokenize", json={}).status_code == 400
-
-
-def test_a_completion_of_a_chats_ids_is_the_chats_answer(http: httpx.Client) -> None:
-    said = chat(http)
-    body = {"prompt": said["prompt_token_ids"], "seed": 1, "max_tokens": 8, "logprobs": 2}
-    answer = http.post("/v1/completions", json={**body, "return_token_ids": True}).json()
-    (choice,) = answer["choices"]
-    assert choice["token_ids"] == said["choices"][0]["token_ids"]
-    assert choice["prompt_token_ids"] == said["prompt_token_ids"]
-    assert len(choice["logprobs"]["tokens"]) == len(choice["token_ids"])
-    assert all(len(top) == 2 for top in choice["logprobs"]["top_logprobs"])
-    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached == len(said["prompt_token_ids"]) - 1
-
-
-def test_completions_stream_to_the_openai_package(server: LiveServer) -> None:
-    # Not strict: by its type a chunk has a reason, while OpenAI itself sends null.
-    with openai.OpenAI(base_url=server.base_url, api_key="a") as ai:
-        options: Any = {"model": "tiny", "prompt": "Once", "seed": 2, "n": 2, "max_tokens": 6}
-        whole = ai.completions.create(**options)
-        stream = list(
-            ai.completions.create(**options, stream=True, stream_options={"include_usage": True})
-        )
-    assert stream[-1].usage is not None
-    assert whole.usage is not None
-    assert stream[-1].usage.completion_tokens == whole.usage.completion_tokens
-    for choice in whole.choices:
-        parts = [part for chunk in stream for part in chunk.choices if part.index == choice.index]
-        assert "".join(part.text for part in parts) == choice.text
-        assert [part.finish_reason for part in parts][-1] == choice.finish_reason
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"prompt": "a", "echo": True}, "echo is True"),
-        ({"prompt": ["a", "b"]}, "list of 2 prompts"),
-        ({"prompt": []}, "prompt is empty"),
-        ({"prompt": ""}, "prompt is empty"),
-        ({"prompt": [1, 100_000]}, "100000"),
-        ({"prompt": [[1, -1]]}, "-1"),
-        ({"prompt": "a", "max_tokens": 5000}, "is longer than the model's context length"),
-        ({"prompt": "a", "logprobs": 21}, "less than or equal to 20"),
-    ],
-)
-def test_prompts_that_cannot_be_continued_are_refused(
-    http: httpx.Client, body: Any, words: str
-) -> None:
-    answer = http.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
 
 
 def test_a_probe_leaves_no_session(http: httpx.Client) -> None:
