@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 from typing import Any
 
 from dlite_agent.cli.console import note
 from dlite_agent.cli.model_options import add_model_options
-from dlite_agent.cli.vllm_flags import check_kv_cache_dtype, sampling_defaults, speculation
+from dlite_agent.cli.vllm_flags import (
+    check_kv_cache_dtype,
+    origins,
+    sampling_defaults,
+    speculation,
+)
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import MissingDependencyError
 
@@ -52,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
     require_server("serve")
     from dlite_agent.engine.engine import Engine
+    from dlite_agent.serving.host_guard import is_loopback
     from dlite_agent.serving.server import open_listener, serve
     from dlite_agent.serving.settings import ServerSettings
 
@@ -60,6 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         model_names=tuple(arguments.served_model_name or ()),
         api_keys=tuple(arguments.api_key or ()),
         tenant_header=arguments.tenant_header,
+        allowed_hosts=(arguments.host, *(arguments.allowed_hosts or ())),
+        accepts_addresses=not is_loopback(arguments.host),
+        allowed_origins=origins(arguments.allowed_origins),
         max_running=config.max_batch,
         max_queue=config.max_queue,
         max_body_bytes=arguments.max_body_bytes,
@@ -67,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         sampling_defaults=sampling_defaults(arguments.generation_config),
         shutdown_timeout_s=arguments.shutdown_timeout,
     )
-    _check_reach(arguments.host, settings.api_keys)
+    if settings.accepts_addresses and not settings.api_keys:
+        note(f"whoever reaches {arguments.host} may use this server; --api-key KEY asks for a key")
     listener = open_listener(arguments.host, arguments.port)
     with Engine(config) as engine:
         host, port = listener.getsockname()[:2]
@@ -94,6 +103,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         max_batch=arguments.max_num_seqs,
         max_queue=arguments.max_queue,
         kv_disk=arguments.kv_disk,
+        public_prefixes=arguments.public_prefix,
         isolation="process",
     )
     check_kv_cache_dtype(arguments.kv_cache_dtype, config)
@@ -113,6 +123,19 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         "--tenant-header",
         metavar="NAME",
         help="a header that names the tenant; only behind a proxy that sets it, with --api-key",
+    )
+    parser.add_argument(
+        "--allowed-hosts",
+        nargs="+",
+        metavar="NAME",
+        help="names of this server that are answered without --api-key, beside localhost; * for "
+        "any",
+    )
+    parser.add_argument(
+        "--allowed-origins",
+        metavar="JSON",
+        help="a list of web sites whose pages may use the server, e.g. "
+        "'[\"http://localhost:3000\"]'; none by default",
     )
     parser.add_argument("--max-body-bytes", type=int, default=32 * 2**20, metavar="N")
     parser.add_argument("--metrics-prefix", default="dlite:", help="vllm: for its dashboards")
@@ -153,16 +176,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-disk", metavar="FOLDER", help="keep sessions there over a restart; auto: a cache"
     )
+    parser.add_argument(
+        "--public-prefix",
+        action="append",
+        metavar="FILE",
+        help="JSON with the messages and tools that every tenant's prompts may share; repeatable",
+    )
     add_model_options(parser)
-
-
-def _check_reach(host: str, api_keys: tuple[str, ...]) -> None:
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host == "localhost"
-    if not is_local and not api_keys:
-        note(f"whoever reaches {host} may use this server; --api-key KEY asks for a key")
 
 
 def _ready_line(engine: Any) -> str:

@@ -10,7 +10,7 @@ from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.generation_config import read_generation_config
 
-__all__ = ["check_kv_cache_dtype", "sampling_defaults", "speculation"]
+__all__ = ["check_kv_cache_dtype", "origins", "sampling_defaults", "speculation"]
 
 # vLLM's methods that need no model of their own, and ours; by their names the drafter that it is.
 _WITHOUT_MODEL = {"suffix": "suffix", "ngram": "lookup", "dlite": "dlite", "auto": "auto"}
@@ -64,6 +64,24 @@ def check_kv_cache_dtype(given: str, config: EngineConfig) -> None:
         f"--kv-cache-dtype is {given!r} and --dtype is {config.dtype!r}, but keys and values are "
         f"kept in the type of the weights; {advice}"
     )
+
+
+def origins(given: str | None) -> tuple[str, ...]:
+    """The web sites of `--allowed-origins`.
+
+    Raises:
+        ConfigurationError: It is no JSON list of texts.
+    """
+    try:
+        sites: Any = json.loads(given or "[]")
+    except ValueError:
+        sites = None
+    if not isinstance(sites, list) or not all(isinstance(site, str) for site in sites):
+        raise ConfigurationError(
+            f"--allowed-origins is {given!r}; send a JSON list of texts such as "
+            '["https://example.org"]'
+        )
+    return tuple(sites)
 
 
 def sampling_defaults(generation_config: str) -> SamplingParams | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
@@ -23,6 +24,7 @@ from dlite_agent.serving.answers import CLIENT_GONE
 from dlite_agent.serving.caller import check_key
 from dlite_agent.serving.chat_endpoint import answer_chat
 from dlite_agent.serving.completions import answer_completion
+from dlite_agent.serving.host_guard import HostGuard
 from dlite_agent.serving.http_errors import StatusError, status_error
 from dlite_agent.serving.openai_schema import (
     ChatBody,
@@ -65,12 +67,25 @@ def create_app(backend: ChatBackend, settings: ServerSettings | None = None) -> 
         redoc_url=None,
     )
     app.state.service = service
+    _add_guards(app, service.settings)
     _add_error_answers(app)
     _add_probes(app, service)
     _add_models(app, service)
     _add_answers(app, service)
     _add_sessions(app, service)
     return app
+
+
+def _add_guards(app: FastAPI, settings: ServerSettings) -> None:
+    if not settings.api_keys:
+        app.add_middleware(HostGuard, settings=settings)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
 
 
 def _add_answers(app: FastAPI, service: ServingService) -> None:

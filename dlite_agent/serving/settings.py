@@ -22,6 +22,11 @@ class ServerSettings:
         api_keys: Keys that are accepted; empty: everybody is.
         tenant_header: A header that names the tenant of a request. Only for a proxy that sets it
             itself: whoever has a key may send any name.
+        allowed_hosts: Names by which clients reach a server without keys, beside those of its own
+            machine; `"*"` for any (`host_guard`).
+        accepts_addresses: Also by any address: it listens for other machines.
+        allowed_origins: Web sites whose pages may use the server (CORS), as browsers spell them
+            (`https://example.org`); `"*"` for all.
         max_running: Turns that the backend runs at once.
         max_queue: Turns that may wait beside them; the next one is told to try again (429).
         max_body_bytes: Largest body of a request.
@@ -40,6 +45,9 @@ class ServerSettings:
     model_names: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     tenant_header: str | None = None
+    allowed_hosts: tuple[str, ...] = ()
+    accepts_addresses: bool = False
+    allowed_origins: tuple[str, ...] = ()
     max_running: int = 16
     max_queue: int = 64
     max_body_bytes: int = 32 * 2**20

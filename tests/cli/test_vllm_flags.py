@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.cli.vllm_flags import check_kv_cache_dtype, sampling_defaults, speculation
+from dlite_agent.cli.vllm_flags import (
+    check_kv_cache_dtype,
+    origins,
+    sampling_defaults,
+    speculation,
+)
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.engine.engine import Engine
 from dlite_agent.errors import ConfigurationError
@@ -62,6 +67,14 @@ def test_keys_and_values_have_the_type_of_the_weights() -> None:
         check_kv_cache_dtype("bfloat16", EngineConfig(dtype="float32"))
     with pytest.raises(ConfigurationError, match=r"--kv-cache-dtype is 'fp8' .*; leave it out"):
         check_kv_cache_dtype("fp8", EngineConfig())
+
+
+def test_web_sites_are_a_list() -> None:
+    assert origins(None) == ()
+    assert origins('["https://a.example", "*"]') == ("https://a.example", "*")
+    for given in ("https://a.example", '{"a": 1}', "[3]"):
+        with pytest.raises(ConfigurationError, match=r"--allowed-origins is .*; send a JSON list"):
+            origins(given)
 
 
 def test_a_folder_says_what_a_request_leaves_open(tmp_path: Path) -> None:

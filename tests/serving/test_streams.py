@@ -65,7 +65,7 @@ def test_a_client_that_leaves_ends_its_turn(stream: bool) -> None:
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 0)) as leaving:
             body = json.dumps({**BODY, "stream": stream})
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
             leaving.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
             wait_until(lambda: len(engine.requests) == 1)
         wait_until(lambda: engine.num_cancelled == 1)
@@ -105,7 +105,7 @@ def test_a_client_that_leaves_before_it_asked_is_no_error(
     with live_server(ScriptedEngine(["Hello."])) as server:
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 0)) as leaving:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
             leaving.sendall(f"{head}\r\ncontent-length: 100\r\n\r\n{{".encode())
         assert post(server, stream=False).is_success
     assert caplog.records == []
