@@ -38,7 +38,10 @@ __all__ = [
     "Quantization",
     "ReusePolicy",
     "SamplingParams",
+    "child_environment",
+    "is_completing",
     "sdpa_without_repeated_keys",
+    "wants_colour",
 ]
 
 DType = Literal["auto", "float32", "bfloat16", "float64"]
@@ -347,3 +350,30 @@ def sdpa_without_repeated_keys() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def wants_colour(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a terminal is to be given colours: not under `NO_COLOR`, nor where it is `dumb`."""
+    environ = os.environ if environ is None else environ
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
+def child_environment(
+    added: Mapping[str, str], direct: str, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of a program that this one starts.
+
+    Args:
+        added: Variables that it has besides, or instead.
+        direct: A host that it must not reach through a proxy (`NO_PROXY`).
+        environ: What to start from; None: this process's own.
+    """
+    environ = os.environ if environ is None else environ
+    given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = given if given.strip() == "*" else ",".join(filter(None, [given, direct]))
+    return {**environ, **added, "no_proxy": hosts, "NO_PROXY": hosts}
+
+
+def is_completing(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether a shell runs the command only to ask what can follow (argcomplete's variable)."""
+    return "_ARGCOMPLETE" in (os.environ if environ is None else environ)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 import time
 from typing import TextIO
 
+from dlite_agent.config import wants_colour
 from dlite_agent.errors import ConfigurationError, DLiteError, RequestError
 
 __all__ = [
     "LoadingNote",
     "dim",
     "error_status",
+    "harmless",
     "note",
     "open_streams",
     "silence",
@@ -24,6 +27,8 @@ __all__ = [
 ]
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+# Control characters but for line ends and tabs, and the signs that turn the direction of a line.
+_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _QUIET_S = 1.0
 """Loads that take less say nothing."""
 
@@ -80,8 +85,13 @@ def error_status(error: DLiteError) -> int:
 
 
 def dim(text: str) -> str:
-    """The text in a weaker colour where standard output is a terminal, else as it is."""
-    return f"{_DIM}{text}{_PLAIN}" if sys.stdout.isatty() else text
+    """The text in a weaker colour where standard output is a terminal that wants it."""
+    return f"{_DIM}{text}{_PLAIN}" if sys.stdout.isatty() and wants_colour() else text
+
+
+def harmless(text: str) -> str:
+    """The text with what a terminal would obey, or show in another order, as escapes."""
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def size(num_bytes: float) -> str:

@@ -80,7 +80,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vram", type=float, metavar="GIB", help="plan for a GPU with this much free memory"
     )
     parser.add_argument(
-        "--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float64")
+        "--dtype",
+        default="auto",
+        choices=("auto", "float32", "bfloat16", "float64"),
+        help="of weights and KV",
     )
     parser.add_argument(
         "--quantize", choices=("int8",), help="plan for weights that are quantized at load"

@@ -1,8 +1,6 @@
 """`dlite-agent VERB`: find the verb, run it, and turn our errors into one line and a status.
 
-Exit status: 0 done, 1 the verb's own "no" (a task not solved, a model not supported), 2 a wrong
-option or request, 3 anything else that we raise on purpose, 130 Ctrl-C, 141 nobody reads the output
-any more.
+Exit statuses are those of `examples.STATUSES`.
 """
 
 from __future__ import annotations
@@ -18,6 +16,9 @@ from typing import Protocol, cast
 
 from dlite_agent import __version__
 from dlite_agent.cli.console import error_status, note, open_streams, silence
+from dlite_agent.cli.examples import EXAMPLES, STATUSES
+from dlite_agent.cli.parser import CommandParser
+from dlite_agent.config import is_completing
 from dlite_agent.errors import DLiteError
 
 __all__ = ["VERBS", "main"]
@@ -32,6 +33,7 @@ VERBS = {
     "train": "make a DLite drafter for a model, from transcripts of agents",
     "sessions": "the sessions that engines keep on disk: list, purge, export, import",
     "drafters": "which drafters are known for MODEL, and whether one fits",
+    "completion": "what bash, zsh or fish reads to complete this command",
 }
 """Verb → its line of help. Each verb is the module `dlite_agent.cli.<verb>`."""
 
@@ -72,7 +74,9 @@ def _guarded(argv: Sequence[str] | None) -> int:
     try:
         try:
             parser = _parser()
-            arguments = parser.parse_args(argv)
+            if is_completing():
+                importlib.import_module("dlite_agent.cli.completion").complete(parser)
+            arguments = parser.parse_all(argv)
             if arguments.verb is None:
                 parser.print_help()
                 return 2
@@ -106,14 +110,21 @@ def _complain(text: str) -> None:
         note(text)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="dlite-agent", description="Qwen3 inside the agent's own process."
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="dlite-agent",
+        description="Qwen3 inside the agent's own process.",
+        epilog=f"'dlite-agent VERB --help' has options and examples.\n\n{STATUSES}",
     )
-    parser.add_argument("--version", action="version", version=f"dlite-agent {__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"dlite-agent {__version__}",
+        help="print the version and exit",
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        verb = verbs.add_parser(name, help=summary, description=summary, epilog=EXAMPLES[name])
         verb.add_argument(
             "-v", "--verbose", action="store_true", help="log one line a turn to standard error"
         )

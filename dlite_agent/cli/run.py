@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 from dlite_agent.cli.console import LoadingNote, note
@@ -15,11 +17,14 @@ from dlite_agent.cli.serve import (
     require_server,
 )
 from dlite_agent.cli.vllm_flags import sampling_defaults
+from dlite_agent.config import child_environment
 
 __all__ = ["add_arguments", "run", "variables"]
 
 _KEY = "local"  # clients want one; a server on the loopback interface asks for none
-_BY_SIGNAL = 128  # as shells report it
+_HOST = "127.0.0.1"
+# As shells report it: a command that a signal ended, that cannot be run, that is not there.
+_BY_SIGNAL, _NOT_RUN, _NOT_FOUND = 128, 126, 127
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,12 +36,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_arguments(parser)
     parser.add_argument(
-        "command", nargs="+", metavar="COMMAND", help="behind --: the command and its arguments"
+        "command",
+        nargs=argparse.PARSER,  # all that follows is the command's, options too
+        metavar="COMMAND",
+        help="the command and its arguments, which may begin with --",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve, run the command, stop, and return its exit status."""
+    command = _without_dashes(arguments.command)
+    status = _check(command[0])  # before a model is loaded for nothing
+    if status:
+        return status
     require_server("run")
     from dlite_agent.engine.engine import Engine
     from dlite_agent.serving.server import open_listener, serving
@@ -55,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
             engine.load(progress)
         finally:
             progress.close()
-        listener = open_listener("127.0.0.1", 0)
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        note(f"serving {config.model} on {url} for {arguments.command[0]}")
+        listener = open_listener(_HOST, 0)
+        url = f"http://{_HOST}:{listener.getsockname()[1]}/v1"
+        note(f"serving {config.model} on {url} for {command[0]}")
         with serving(engine, settings, listener):
-            return _run(arguments.command, variables(url, config.model))
+            return _run(command, child_environment(variables(url, config.model), _HOST))
 
 
 def variables(url: str, model: str) -> dict[str, str]:
@@ -88,10 +100,24 @@ def variables(url: str, model: str) -> dict[str, str]:
     }
 
 
-def _run(command: Sequence[str], added: dict[str, str]) -> int:
+def _without_dashes(words: list[str]) -> list[str]:
+    """The command behind a `--`, which is ours; another one is the command's."""
+    return words[1:] if words[0] == "--" and len(words) > 1 else words
+
+
+def _check(program: str) -> int:
+    """0 where a command can be run; else say so, and return a shell's status."""
+    if shutil.which(program) is not None:
+        return 0
+    if "/" in program and Path(program).exists():
+        note(f"dlite-agent run: {program!r} is no program that may be run; try: chmod +x")
+        return _NOT_RUN
+    note(f"dlite-agent run: there is no command {program!r}; check its name, and PATH")
+    return _NOT_FOUND
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
     """Run a command to its end; what asks us to end asks the command."""
-    # `env` adds to the environment, and becomes the command.
-    pairs = [f"{name}={value}" for name, value in added.items()]
     asked: list[int] = []
     started: list[subprocess.Popen[bytes]] = []
 
@@ -100,14 +126,18 @@ def _run(command: Sequence[str], added: dict[str, str]) -> int:
         for process in started:
             process.send_signal(number)
 
-    before = signal.signal(signal.SIGTERM, pass_on)
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        started.append(subprocess.Popen(["env", *pairs, *command]))
+        started.append(subprocess.Popen(command, env=environment))
         if asked:  # before there was anybody to tell
-            started[0].terminate()
+            started[0].send_signal(asked[0])
         status = _wait(started[0])
+    except OSError as error:  # e.g. a script without a first line that names its interpreter
+        note(f"dlite-agent run: {command[0]!r} cannot be run: {error.strerror}")
+        return _NOT_RUN
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status if status >= 0 else _BY_SIGNAL - status
 
 

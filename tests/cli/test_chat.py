@@ -20,7 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
-from dlite_agent.cli.chat import Conversation, converse, status_line
+from dlite_agent.cli.chat import converse
+from dlite_agent.cli.chat_screen import status_line
+from dlite_agent.cli.conversation import Conversation
 from dlite_agent.cli.main import main
 from dlite_agent.config import SamplingParams
 from dlite_agent.errors import CapacityError, ContextLengthExceededError, ModelNotFoundError
@@ -71,7 +73,7 @@ def test_piped_lines_are_answered_in_one_conversation(
     shown = capsys.readouterr()
     assert shown.out.startswith("Hello.\n")
     assert shown.out.endswith("Fine.\n")
-    assert "Hm." in shown.out
+    assert "\nHm.\nFine." in shown.out, "a thought is not the answer's first words"
     assert "\x1b" not in shown.out
     assert shown.err == ""
     assert roles(engine.requests[1]) == ["system", "user", "assistant", "user"]
@@ -152,7 +154,13 @@ def test_ctrl_c_before_any_text_forgets_the_line(
     say("a", "b")
     converse(Conversation(engine, as_json=True))
     first = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert first == {"content": "", "finish_reason": "cancelled", "stats": None}
+    assert first == {
+        "content": "",
+        "finish_reason": "cancelled",
+        "tool_calls": [],
+        "unparsed": [],
+        "stats": None,
+    }
     assert roles(engine.requests[1]) == ["user"]
 
 
@@ -179,9 +187,10 @@ def test_streams_that_are_closed_end_the_chat_quietly(words: str, status: int, s
     code = (
         "import sys\n"
         "from dlite_agent.cli import chat, main\n"
+        "from dlite_agent.cli.conversation import Conversation\n"
         "from dlite_agent.testing import ScriptedEngine\n"
         "engine = ScriptedEngine(['One.', 'Two.'], round_s=0.2)\n"
-        "chat.run = lambda arguments: chat.converse(chat.Conversation(engine))\n"
+        "chat.run = lambda arguments: chat.converse(Conversation(engine))\n"
         "sys.exit(main.main(['chat']))"
     )
     done = subprocess.run(

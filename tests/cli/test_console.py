@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dlite_agent.cli import console
-from dlite_agent.cli.console import LoadingNote, dim, size, table
+from dlite_agent.cli.console import LoadingNote, dim, harmless, size, table
 
 
 class Terminal(io.StringIO):
@@ -35,7 +35,20 @@ def test_colour_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert dim("text") == "text"
     monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "")
     assert dim("text") == "\x1b[2mtext\x1b[0m"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert dim("text") == "text"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert dim("text") == "text"
+
+
+def test_what_a_terminal_would_obey_is_written_as_an_escape() -> None:
+    assert harmless("a\tb\nç 你 👨\u200d👩") == "a\tb\nç 你 👨\u200d👩"
+    assert harmless("\x1b[2J\r\x07\x9b") == "\\x1b[2J\\r\\x07\\x9b"
+    assert harmless("rm \u202egpj.x") == "rm \\u202egpj.x"
 
 
 def test_a_long_load_is_shown_on_a_terminal_and_wiped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import dlite_agent
-from dlite_agent.cli.main import VERBS, main
+from dlite_agent.cli.examples import EXAMPLES
+from dlite_agent.cli.main import VERBS, _parser, main
 from dlite_agent.errors import CapacityError, ConfigurationError
 
 RUN = "dlite_agent.cli.doctor.run"
@@ -56,6 +59,55 @@ def test_an_unknown_verb_is_refused_with_the_known_ones(
         main(["serf"])
     assert caught.value.code == 2
     assert "doctor" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("serf", "did you mean 'serve'?; 'dlite-agent --help' says more"),
+        ("chat --tempreture 3", "did you mean '--temperature'?; 'dlite-agent chat --help' says"),
+        ("chat --temp 3", "did you mean '--temperature'?"),
+        ("chat --dtype float23", "did you mean 'float32'?"),
+        ("sessions purge --older=3d", "did you mean '--older-than'?"),
+        ("--vrsion", "did you mean '--version'?"),
+        ("chat --zzzzzz", "unrecognized arguments: --zzzzzz; 'dlite-agent chat --help' says more"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_near_one(
+    argv: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(argv.split())
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_help_says_defaults_statuses_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "exit status:\n  0    done" in capsys.readouterr().out
+    for verb in VERBS:
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        shown = capsys.readouterr().out
+        assert "examples:\n  " in shown
+        assert f"dlite-agent {verb}" in shown.partition("examples:")[2]
+        assert "default: None" not in shown
+        assert "default: False" not in shown
+        assert "default: []" not in shown
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    assert "(default: 8000)" in capsys.readouterr().out
+
+
+def test_every_example_is_one_that_the_command_takes() -> None:
+    parser = _parser()
+    lines = [line for text in EXAMPLES.values() for line in text.splitlines()[1:]]
+    for line in lines:
+        command = re.split(r" > |\)\"", line.partition("dlite-agent ")[2])[0]
+        assert parser.parse_known_args(shlex.split(command))[1] == [], line
 
 
 @pytest.mark.parametrize(

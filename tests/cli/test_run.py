@@ -13,6 +13,7 @@ import pytest
 
 from dlite_agent.cli.main import main
 from dlite_agent.cli.run import variables
+from dlite_agent.config import child_environment
 from dlite_agent.testing import ScriptedEngine
 
 ASK = """
@@ -57,21 +58,77 @@ def test_the_command_finds_the_server_and_its_status_is_ours(
     assert "serving nano on http://127.0.0.1:" in capsys.readouterr().err
 
 
-def test_a_command_that_does_not_exist_and_one_that_is_killed_have_a_shells_status(
+def test_a_command_that_is_killed_has_a_shells_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("dlite_agent.engine.engine.Engine", _Scripted)
-    assert main(["run", "--", "no-such-command-anywhere"]) == 127
     assert main(["run", "--", "sh", "-c", "kill -9 $$"]) == 128 + signal.SIGKILL
 
 
-def test_a_signal_reaches_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_cannot_be_run_is_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("dlite_agent.engine.engine.Engine", None)
+    assert main(["run", "--", "no-such-command-anywhere"]) == 127
+    assert "no command 'no-such-command-anywhere'" in capsys.readouterr().err
+    plain = tmp_path / "plain"
+    plain.write_text("text")
+    assert main(["run", "--", str(plain)]) == 126
+    assert "chmod +x" in capsys.readouterr().err
+
+
+def test_a_script_without_an_interpreter_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("dlite_agent.engine.engine.Engine", _Scripted)
+    script = tmp_path / "script"
+    script.write_text("echo")
+    script.chmod(0o755)
     handler = signal.getsignal(signal.SIGTERM)
-    # The command asks us to end, and waits for what we make of it.
-    script = f"trap 'exit 9' TERM; kill -TERM {os.getpid()}; while :; do sleep 0.01; done"
-    assert main(["run", "--", "sh", "-c", script]) == 9
+    assert main(["run", str(script)]) == 126
+    assert "cannot be run" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_options_behind_the_command_are_the_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("dlite_agent.engine.engine.Engine", _Scripted)
+    said = tmp_path / "said"
+    script = f'echo "$0 $*" > {said}'
+    assert (
+        main(["run", "--max-queue", "3", "sh", "-c", script, "a", "--model", "x", "--", "-v"]) == 0
+    )
+    assert said.read_text() == "a --model x -- -v\n"
+
+
+def test_no_proxy_stands_between_the_command_and_its_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setattr("dlite_agent.engine.engine.Engine", _Scripted)
+    said = tmp_path / "said.json"
+    assert main(["run", "--", sys.executable, "-c", ASK, str(said)]) == 7
+    for given, made in (
+        ({}, "127.0.0.1"),
+        ({"NO_PROXY": "a,b"}, "a,b,127.0.0.1"),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, "a,127.0.0.1"),
+        ({"NO_PROXY": "*"}, "*"),
+    ):
+        environment = child_environment({"A": "1"}, "127.0.0.1", given)
+        assert environment == {"A": "1", "no_proxy": made, "NO_PROXY": made}
+
+
+@pytest.mark.parametrize("name", ["TERM", "HUP"])
+def test_a_signal_reaches_the_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlite_agent.engine.engine.Engine", _Scripted)
+    number = signal.Signals[f"SIG{name}"]
+    handler = signal.getsignal(number)
+    # The command asks us to end, and waits for what we make of it.
+    script = f"trap 'exit 9' {name}; kill -{name} {os.getpid()}; while :; do sleep 0.01; done"
+    assert main(["run", "--", "sh", "-c", script]) == 9
+    assert signal.getsignal(number) == handler
 
 
 def test_variables_name_one_server_and_one_model() -> None:
