@@ -78,7 +78,7 @@ def bench_decode(
     *,
     repeats: int = 10,
     is_quick: bool = False,
-    transcripts: Path | None = None,
+    transcripts: Sequence[Path] = (),
     synthetic_acceptance: float | None = None,
     report: Progress = unheard,
 ) -> BenchResult:
@@ -88,7 +88,7 @@ def bench_decode(
         config: Names the model; its drafter is not used.
         repeats: Interleaved runs; fewer where those of a text take longer than 75 seconds.
         is_quick: Short texts, one answer of one transcript.
-        transcripts: A folder of transcripts in OpenAI's form; None: a built-in one.
+        transcripts: Files in OpenAI's form, and folders of `*.json`; none: a built-in one.
         synthetic_acceptance: Chance of each token of the synthetic drafter; None: without it.
         report: Hears which text is measured, and how much of it is done.
 
@@ -113,7 +113,7 @@ def bench_decode(
             device=str(target.device),
             concurrency=1,
             sampling="greedy, then the text's token",
-            transcripts="built-in" if transcripts is None else "given",
+            transcripts="given" if transcripts else "built-in",
             synthetic_acceptance=synthetic_acceptance,
             synthetic_block=None if synthetic_acceptance is None else _SYNTHETIC_BLOCK,
             warmup=1,
@@ -141,13 +141,10 @@ def _makes(
 
 
 def _texts(
-    tokenizer: CheckpointTokenizer, vocab_size: int, transcripts: Path | None, is_quick: bool
+    tokenizer: CheckpointTokenizer, vocab_size: int, transcripts: Sequence[Path], is_quick: bool
 ) -> list[tuple[str, list[_Text]]]:
     """An agent's sessions, a passage of Python's language reference, and random ids."""
-    if transcripts is None:
-        found = built_in_transcripts(tokenizer)
-    else:
-        found = load_transcripts(transcripts, tokenizer)
+    found = load_transcripts(transcripts, tokenizer) or built_in_transcripts(tokenizer)
     agent = [_Text(one.token_ids, one.answers[:1] if is_quick else one.answers) for one in found]
     num_prompt = _QUICK_PROMPT if is_quick else _NUM_PROMPT
     length = num_prompt + (_QUICK_ANSWER if is_quick else _NUM_ANSWER)

@@ -140,21 +140,18 @@ def replay(drafter: Drafter, transcript: Transcript) -> Replay:
 
 
 def bench_replay(
-    tokenizer: str = "nano", *, transcripts: Path | None = None, is_quick: bool = False
+    tokenizer: str = "nano", *, transcripts: Sequence[Path] = (), is_quick: bool = False
 ) -> BenchResult:
     """Replay transcripts with every drafter that needs no model.
 
     Args:
         tokenizer: A checkpoint, or a folder with its tokenizer and chat template alone.
-        transcripts: A folder of transcripts in OpenAI's form; None: the built-in one.
+        transcripts: Files in OpenAI's form, and folders of `*.json`; none: the built-in one.
         is_quick: The first transcript only.
     """
     folder = tokenizer if Path(tokenizer).is_dir() else str(resolve_checkpoint(tokenizer))
     loaded = load_tokenizer(folder)
-    if transcripts is None:
-        found = built_in_transcripts(loaded)
-    else:
-        found = load_transcripts(transcripts, loaded)
+    found = load_transcripts(transcripts, loaded) or built_in_transcripts(loaded)
     found = found[:1] if is_quick else found
     rows: list[dict[str, Value]] = []
     for name, make, feed in _VARIANTS:
@@ -168,7 +165,7 @@ def bench_replay(
         if len(found) > 1:
             rows.append(_row("all", name, total))
     told = conditions(
-        tokenizer=tokenizer if transcripts is None else Path(tokenizer).name,
+        tokenizer=Path(tokenizer).name if transcripts else tokenizer,
         transcripts=", ".join(transcript.name for transcript in found),
         answer_tokens=sum(stop - start for one in found for start, stop in one.answers),
         context_tokens=sum(len(one.token_ids) for one in found),

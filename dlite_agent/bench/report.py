@@ -18,9 +18,10 @@ from dlite_agent.bench.machine import (
     processor_name,
 )
 
-__all__ = ["BenchResult", "Samples", "conditions", "measure"]
+__all__ = ["BenchResult", "Samples", "Value", "conditions", "measure"]
 
 Value = str | int | float | None
+"""Of a cell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,13 @@ from dlite_agent.chat.renderer import Renderer
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.tokenizer import CheckpointTokenizer
 
-__all__ = ["Transcript", "built_in_transcripts", "load_transcripts", "read_transcript"]
+__all__ = [
+    "Transcript",
+    "built_in_transcripts",
+    "load_transcripts",
+    "read_transcript",
+    "transcript_files",
+]
 
 _ASSETS = Path(__file__).parent / "assets"
 
@@ -37,8 +43,10 @@ class Transcript:
     tool_results: tuple[tuple[int, int], ...]
 
 
-def load_transcripts(folder: Path, tokenizer: CheckpointTokenizer) -> list[Transcript]:
-    """Read every `*.json` of a folder, by name: OpenAI's `messages`, and `tools` if there are any.
+def load_transcripts(
+    given: Path | Iterable[Path], tokenizer: CheckpointTokenizer
+) -> list[Transcript]:
+    """Read files, and every `*.json` of folders: OpenAI's `messages`, and `tools` if there are any.
 
     Thinking is switched off: transcripts have no thoughts, and an empty one is the template's text,
     not the assistant's.
@@ -46,11 +54,27 @@ def load_transcripts(folder: Path, tokenizer: CheckpointTokenizer) -> list[Trans
     Raises:
         ConfigurationError: There is no such file, or one is no transcript with an answer.
     """
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ConfigurationError(f"there is no *.json in {str(folder)!r}; name a folder that has")
     renderer = Renderer(tokenizer)
-    return [_transcript(path, tokenizer, renderer) for path in paths]
+    return [_transcript(path, tokenizer, renderer) for path in transcript_files(given)]
+
+
+def transcript_files(given: Path | Iterable[Path]) -> list[Path]:
+    """Files, and the `*.json` of folders by name.
+
+    Raises:
+        ConfigurationError: A path that does not exist, or a folder without any.
+    """
+    found: list[Path] = []
+    for path in (given,) if isinstance(given, Path) else given:
+        if not path.exists():
+            raise ConfigurationError(
+                f"there is no {str(path)!r}; name a file, or a folder with *.json in it"
+            )
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigurationError(f"there is no *.json in {str(path)!r}; name a folder that has")
+        found += inside
+    return found
 
 
 def built_in_transcripts(tokenizer: CheckpointTokenizer) -> list[Transcript]:

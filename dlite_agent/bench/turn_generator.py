@@ -29,7 +29,7 @@ class Preset:
         head: System prompt.
         steps: Median of the tool steps.
         steps_p90: Their 90th percentile.
-        output: Median of an answer beside its call.
+        output: Median of a thought before a call, and of an answer without one.
         result: Median of a short tool result.
         long_result: Most of a long one; one in eight is long.
         steps_a_query: A person speaks again after so many, on average.
@@ -93,9 +93,8 @@ def generate_transcript(
         call_id = f"call_{seed}_{number}"
         command: JSON = {"command": text(10), "timeout": chance.randrange(10, 600)}
         call = ToolCall("bash", command, id=call_id)
-        messages.append(
-            Message("assistant", text(around(sizes.output, 7 * sizes.output)), None, (call,))
-        )
+        thought = text(around(sizes.output, 7 * sizes.output))
+        messages.append(Message("assistant", text(sizes.output / 4), thought, (call,)))
         is_long = chance.random() < 1 / 8
         size = (
             chance.uniform(sizes.result, sizes.long_result)

@@ -17,11 +17,12 @@ from pathlib import Path
 import torch
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.bench.clients import CLIENTS, send
-from dlite_agent.bench.report import BenchResult, conditions
-from dlite_agent.bench.transcripts import read_transcript
-from dlite_agent.bench.turn_generator import PRESETS, generate_transcript
-from dlite_agent.chat.messages import JSON, Message, ToolSpec
+from dlite_agent.bench.bfcl import bfcl_talks
+from dlite_agent.bench.clients import CLIENTS, aside, behaviour_of_turn, send
+from dlite_agent.bench.report import BenchResult, Value, conditions
+from dlite_agent.bench.talk import Talk, built_in_talks, read_talks
+from dlite_agent.bench.turn_generator import PRESETS
+from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.engine.forecast import RecordedRequest, answer_ids
 from dlite_agent.engine.service import ModelService, load_service
@@ -29,18 +30,18 @@ from dlite_agent.engine.tasks import Progress, unheard
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.models.target import ForwardRows, TargetOutput
 from dlite_agent.models.transformer import DenseTransformer
-from dlite_agent.outputs import TurnStats
+from dlite_agent.outputs import Generation, TurnStats
 from dlite_agent.tokenizer import CheckpointTokenizer
 
 __all__ = ["MODES", "TurnsOptions", "bench_turns", "turns_json"]
 
-_ASSETS = Path(__file__).parent / "assets"
 _ABOUT = (
     "prefilled: rows computed before the answers, from the second turn on; idle: computed between "
     "turns; new: rows that the append-only client needs; amplification: prefilled / new; worst: "
     "the turn with most; ttft_s: seconds to the first token, the median of the later turns. plain "
     "reuses the longest common prefix of what is rendered, none reuses nothing."
 )
+_JSON_TURN = ("new", "prefilled", "idle_prefilled", "cached", "rewound", "ttft_s", "miss")
 MODES: Mapping[str, Mapping[str, str]] = {
     "as_generated": {"history": "as_generated"},
     "auto": {"history": "auto"},
@@ -56,37 +57,32 @@ class TurnsOptions:
     """What is run.
 
     Attributes:
-        transcripts: A folder of `*.json` in OpenAI's form; None: a built-in one and generated ones.
+        transcripts: Files in OpenAI's form, and folders of `*.json`; with no tasks either: a
+            built-in one and generated ones.
+        bfcl: Tasks of BFCL and categories of them (`bfcl.bfcl_talks`).
+        bfcl_limit: How many of each category; None: all.
         presets: Which are generated (`turn_generator.PRESETS`).
         clients: Behaviours (`clients.CLIENTS`).
         modes: See `MODES`.
         split_rate: Share of sampled tokens that are split in two where they can be.
-        seed: Of the generator and of the splits.
+        drift_rate: Share of its turns in which the client `mixed` changes something.
+        seed: Of the generator, of the splits and of what `mixed` does.
     """
 
-    transcripts: Path | None = None
+    transcripts: Sequence[Path] = ()
+    bfcl: Sequence[str] = ()
+    bfcl_limit: int | None = None
     presets: Sequence[str] = ("ci",)
     clients: Sequence[str] = tuple(CLIENTS)
     modes: Sequence[str] = tuple(MODES)
     split_rate: float = 0.02
+    drift_rate: float = 0.5
     seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Talk:
-    name: str
-    messages: tuple[Message, ...]
-    tools: tuple[ToolSpec, ...]
-
-    @property
-    def template_kwargs(self) -> dict[str, JSON]:
-        """Transcripts without thoughts were sampled without thinking."""
-        return {} if any(m.reasoning for m in self.messages) else {"enable_thinking": False}
 
 
 @dataclass(slots=True)
 class _Run:
-    talk: _Talk
+    talk: Talk
     client: str
     mode: str
     turns: list[TurnStats] = field(default_factory=list)
@@ -144,17 +140,19 @@ def bench_turns(
         settings = replace(config, drafter="null", **changes)  # type: ignore[arg-type]  # of MODES
         with _scripted(settings, report) as (service, script):
             for talk in talks:
-                if talk.name not in needs:
+                if mode == "as_generated":  # always, and before the others: it says what is new
                     first = _run(service, script, talk, "append-only", mode, options)
                     needs[talk.name] = [stats.new_tokens + 1 for stats in first.turns]
-                if mode in options.modes:
-                    for client in options.clients:
-                        runs.append(_run(service, script, talk, client, mode, options))
+                for client in options.clients if mode in options.modes else ():
+                    is_known = (client, mode) == (first.client, first.mode)
+                    run = first if is_known else _run(service, script, talk, client, mode, options)
+                    runs.append(run)
     told = conditions(
         model=config.model,
         dtype=service.info.dtype,
         device=service.info.device,
         split_rate=options.split_rate,
+        drift_rate=options.drift_rate,
         seed=options.seed,
         drafter="null",
     )
@@ -164,17 +162,17 @@ def bench_turns(
 
 
 def turns_json(result: BenchResult) -> dict[str, object]:
-    """`{runs: [{transcript, client, mode, amplification, turns: [...]}]}`."""
+    """`{runs: [{transcript, client, mode, amplification, turns: [...]}]}`, and nothing else."""
     runs = []
     for row in result.rows:
         names = {name: row[name] for name in ("transcript", "client", "mode")}
         turns = [
-            {name: value for name, value in sample.items() if name not in (*names, "turn")}
+            {name: sample[name] for name in _JSON_TURN}
             for sample in result.samples
             if all(sample[name] == value for name, value in names.items())
         ]
         runs.append({**names, "amplification": row["amplification"], "turns": turns})
-    return {"conditions": dict(result.conditions), "runs": runs}
+    return {"runs": runs}
 
 
 def _check(option: str, names: Sequence[str], known: Mapping[str, object]) -> None:
@@ -183,27 +181,17 @@ def _check(option: str, names: Sequence[str], known: Mapping[str, object]) -> No
         raise ConfigurationError(f"{option}: {unknown[0]!r} is none of {', '.join(known)}")
 
 
-def _talks(options: TurnsOptions) -> list[_Talk]:
-    if options.transcripts is not None:
-        paths = sorted(options.transcripts.glob("*.json"))
-        if not paths:
-            raise ConfigurationError(
-                f"there is no *.json in {str(options.transcripts)!r}; name a folder that has"
-            )
-        return [_Talk(path.stem, *read_transcript(path)) for path in paths]
-    built_in = _Talk("repair", *read_transcript(_ASSETS / "repair.json"))
-    words = [message.content for message in built_in.messages if message.role == "tool"]
-    generated = [
-        _Talk(preset, *generate_transcript(preset, options.seed, words))
-        for preset in options.presets
-    ]
-    return [built_in, *generated]
+def _talks(options: TurnsOptions) -> list[Talk]:
+    talks = read_talks(options.transcripts)
+    if options.bfcl:
+        talks += bfcl_talks(options.bfcl, options.bfcl_limit)
+    return talks or built_in_talks(options.presets, options.seed)
 
 
 def _run(
     service: ModelService,
     script: _Script,
-    talk: _Talk,
+    talk: Talk,
     client: str,
     mode: str,
     options: TurnsOptions,
@@ -213,34 +201,43 @@ def _run(
     chance = random.Random(options.seed)
     tenant = f"{talk.name}-{client}-{time.perf_counter()}"
     history: list[Message] = []
-    for message in talk.messages:
+    for index, message in enumerate(talk.messages):
         if message.role != "assistant" or not history:
             history.append(message)
             continue
-        number = len(run.turns)
-        messages, tools = send(client, tuple(history), talk.tools, number)
-        recorded = RecordedRequest(messages, tools, talk.template_kwargs, message)
+        number, tools = len(run.turns), talk.tools_before(index)
+        if question := aside(client, tuple(history), number):
+            _turn(service, script, ChatRequest(question, tools=tools, tenant=tenant), [0] * 8)
+        behaviour = behaviour_of_turn(client, options.drift_rate, chance)
+        sent, offered = send(behaviour, tuple(history), tools, number)
+        recorded = RecordedRequest(sent, offered, talk.template_kwargs, message)
         said = answer_ids(recorded, service.model.renderer)
         ids = _split(said, service.model.tokenizer, options.split_rate, chance)
-        script.begin(ids)
         request = ChatRequest(
-            messages,
-            tools=tools,
-            tenant=tenant,
-            template_kwargs=talk.template_kwargs,
-            sampling=SamplingParams(temperature=0.0, max_tokens=len(ids)),
+            sent, tools=offered, tenant=tenant, template_kwargs=talk.template_kwargs
         )
-        *_, last = service.run(request, time.perf_counter(), lambda: False)
-        assert last.generation is not None
-        run.turns.append(last.generation.stats)
-        while service.is_idle_work_left:
-            script.begin([0] * len(ids))
-            service.idle_step()
-        history.append(last.generation.message)
+        generation = _turn(service, script, request, ids)
+        run.turns.append(generation.stats)
+        history.append(generation.message)
     for info in service.model.sessions.sessions():
         if info.tenant == tenant:
             service.model.sessions.discard(service.model.sessions.get(info.session_id))
     return run
+
+
+def _turn(
+    service: ModelService, script: _Script, request: ChatRequest, ids: Sequence[int]
+) -> Generation:
+    """One request that is answered with these tokens, and the idle time behind it."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=len(ids))
+    script.begin(ids)
+    request = replace(request, sampling=sampling)
+    *_, last = service.run(request, time.perf_counter(), lambda: False)
+    assert last.generation is not None
+    while service.is_idle_work_left:
+        script.begin([0] * len(ids))
+        service.idle_step()
+    return last.generation
 
 
 def _split(
@@ -262,7 +259,7 @@ def _split(
     return found
 
 
-def _turn_rows(run: _Run, needed: Sequence[int]) -> Iterator[dict[str, str | int | float | None]]:
+def _turn_rows(run: _Run, needed: Sequence[int]) -> Iterator[dict[str, Value]]:
     for number, (stats, new) in enumerate(zip(run.turns, needed, strict=True)):
         yield {
             "transcript": run.talk.name,
@@ -274,13 +271,14 @@ def _turn_rows(run: _Run, needed: Sequence[int]) -> Iterator[dict[str, str | int
             "idle_prefilled": stats.idle_prefilled_tokens,
             "cached": stats.cached_tokens,
             "rewound": stats.rewound_tokens,
+            "amplification": round(stats.prefilled_tokens / new, 3),
             "ttft_s": round(stats.ttft_s, 6),
             "total_s": round(stats.total_s, 6),
             "miss": stats.miss.cause if stats.miss is not None else None,
         }
 
 
-def _summary(run: _Run, needed: Sequence[int]) -> dict[str, str | int | float | None]:
+def _summary(run: _Run, needed: Sequence[int]) -> dict[str, Value]:
     later = run.turns[1:]
     prefilled = [stats.prefilled_tokens for stats in later]
     new = sum(needed[1:])

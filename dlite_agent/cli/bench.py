@@ -7,12 +7,12 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dlite_agent.cli.bench_turns import add_turns_arguments, own_form, run_turns
-from dlite_agent.cli.console import LoadingNote, note, table, write
+from dlite_agent.cli.bench_report import bench_json, bench_text
+from dlite_agent.cli.bench_turns import add_turns_arguments, run_turns
+from dlite_agent.cli.console import LoadingNote, note, write
 from dlite_agent.cli.model_options import add_model_options
 from dlite_agent.config import DType, EngineConfig
 from dlite_agent.errors import ConfigurationError
@@ -221,8 +221,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--transcripts",
         type=Path,
-        metavar="FOLDER",
-        help="for decode, turns and replay: *.json in OpenAI's form (default: a built-in one)",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="for decode, turns and replay: files in OpenAI's form, folders of *.json (default: a "
+        "built-in one)",
     )
     parser.add_argument(
         "--tokenizer", help="for replay: a folder with a tokenizer (default: the model's)"
@@ -291,21 +295,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.csv is not None:
             note(f"wrote {result.write_csv(arguments.csv)}")
         if not arguments.json:
-            write(_text(result) + "\n")
+            write(bench_text(result) + "\n")
     if arguments.json:
-        write(json.dumps(_json(results)))
+        write(json.dumps(bench_json(results)))
     return 0
-
-
-def _json(results: list[BenchResult]) -> dict[str, object]:
-    """By bench; acceptance and turns, when they are the only one, in a form of their own."""
-    if len(results) == 1 and (form := own_form(results[0])) is not None:
-        return form
-    kept = ("name", "about", "conditions", "rows")
-    return {
-        result.name: {name: value for name, value in asdict(result).items() if name in kept}
-        for result in results
-    }
 
 
 def _make_folder(option: str, folder: Path) -> None:
@@ -320,13 +313,6 @@ def _make_folder(option: str, folder: Path) -> None:
         ) from error
 
 
-def _text(result: BenchResult) -> str:
-    header = list(result.rows[0]) if result.rows else []
-    rows = [[str(row[name]) for name in header] for row in result.rows]
-    told = "\n".join(f"{name:<24} {value}" for name, value in result.conditions.items())
-    return f"=== {result.name}\n{told}\n\n{table(header, rows)}\n\n{result.about}"
-
-
 def _check(arguments: argparse.Namespace, names: list[str]) -> None:
     """Refuse what would be ignored, before anything is measured."""
     unknown = [name for name in names if name not in BENCHES]
@@ -334,10 +320,15 @@ def _check(arguments: argparse.Namespace, names: list[str]) -> None:
         raise ConfigurationError(
             f"there is no bench {unknown[0]!r}; use one of {', '.join(map(repr, BENCHES))}"
         )
-    for name in ("repeats", "threads", "tokens"):
+    for path in arguments.transcripts:
+        if not path.exists():
+            advice = "name benches before --transcripts" if str(path) in BENCHES else "name another"
+            raise ConfigurationError(f"--transcripts: there is no {str(path)!r}; {advice}")
+    for name in ("repeats", "threads", "tokens", "bfcl_limit"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ConfigurationError(f"--{name} is {value}; use at least 1")
+            option = name.replace("_", "-")
+            raise ConfigurationError(f"--{option} is {value}; use at least 1")
     for name in ("quantize", "rope_scaling"):
         others = [bench for bench in names if bench not in _ENGINE_BENCHES]
         if getattr(arguments, name) is not None and others:

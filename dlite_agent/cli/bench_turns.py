@@ -1,4 +1,4 @@
-"""`dlite-agent bench turns`: its options, and JSON in the form that a bench asks for."""
+"""`dlite-agent bench turns`: its options."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from dlite_agent.errors import ConfigurationError
+
 if TYPE_CHECKING:
     from dlite_agent.bench.report import BenchResult
     from dlite_agent.config import EngineConfig
 
-__all__ = ["add_turns_arguments", "own_form", "run_turns"]
+__all__ = ["add_turns_arguments", "run_turns"]
 
-_QUICK = ("append-only", "json-rewritten", "timestamp")
+_QUICK = ("append-only", "mixed", "timestamp")
 
 
 def add_turns_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,22 @@ def add_turns_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--presets", metavar="A,B", default="ci", help="generated: ci, swe, long (default: ci)"
+    )
+    group.add_argument(
+        "--bfcl",
+        metavar="A,B",
+        help="multi-turn tasks of the package bfcl-eval, each call run on its own back end: ids, "
+        "categories (base, long_context, miss_func, miss_param) or all",
+    )
+    group.add_argument(
+        "--bfcl-limit", type=int, metavar="N", help="the first N tasks of each category (all)"
+    )
+    group.add_argument(
+        "--drift-rate",
+        type=float,
+        default=0.5,
+        metavar="X",
+        help="share of turns that the client mixed rewrites (default: 0.5)",
     )
     group.add_argument(
         "--split-rate",
@@ -41,13 +59,20 @@ def run_turns(arguments: argparse.Namespace, config: EngineConfig) -> BenchResul
     from dlite_agent.bench.turns_plot import plot_turns
     from dlite_agent.cli.console import LoadingNote, note
 
+    for name in ("split_rate", "drift_rate"):
+        if not 0.0 <= getattr(arguments, name) <= 1.0:
+            option, value = name.replace("_", "-"), getattr(arguments, name)
+            raise ConfigurationError(f"--{option} is {value}; use a share between 0 and 1")
     presets = "" if arguments.quick else arguments.presets
     clients = _QUICK if arguments.quick else tuple(CLIENTS)
     options = TurnsOptions(
-        transcripts=arguments.transcripts,
-        presets=tuple(filter(None, presets.split(","))),
-        clients=tuple(arguments.clients.split(",")) if arguments.clients else clients,
-        modes=tuple(arguments.modes.split(",")) if arguments.modes else tuple(MODES),
+        transcripts=arguments.transcripts or (),
+        bfcl=_names(arguments.bfcl),
+        bfcl_limit=arguments.bfcl_limit,
+        presets=_names(presets),
+        clients=_names(arguments.clients) or clients,
+        modes=_names(arguments.modes) or tuple(MODES),
+        drift_rate=arguments.drift_rate,
         split_rate=arguments.split_rate,
         seed=arguments.seed,
     )
@@ -59,11 +84,5 @@ def run_turns(arguments: argparse.Namespace, config: EngineConfig) -> BenchResul
     return result
 
 
-def own_form(result: BenchResult) -> dict[str, object] | None:
-    """JSON of a bench that has a form of its own; None for the others."""
-    from dlite_agent.bench.acceptance_figures import acceptance_json
-    from dlite_agent.bench.turns import turns_json
-
-    forms = {"acceptance": acceptance_json, "turns": turns_json}
-    form = forms.get(result.name)
-    return form(result) if form is not None else None
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(filter(None, (text or "").split(",")))

@@ -67,7 +67,7 @@ def test_sessions_of_a_tenant_learn_from_each_other(tmp_path: Path) -> None:
     text = (transcripts._ASSETS / "repair.json").read_text()
     (folder / "a.json").write_text(text)
     (folder / "b.json").write_text(text)
-    result = bench_replay(str(write_checkpoint(tmp_path / "model")), transcripts=folder)
+    result = bench_replay(str(write_checkpoint(tmp_path / "model")), transcripts=[folder])
     taus = {(row["transcript"], row["drafter"]): float(row["tau"] or 0) for row in result.rows}
     assert taus["b", "suffix"] == taus["a", "suffix"]
     assert taus["b", "suffix+read+written"] > 1.5 * taus["b", "suffix"]

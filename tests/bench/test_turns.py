@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dlite_agent.bench.clients import CLIENTS, send
+from dlite_agent.bench.clients import (
+    CLIENTS,
+    HARMLESS,
+    MIXED,
+    SUBAGENT,
+    aside,
+    behaviour_of_turn,
+    send,
+)
 from dlite_agent.bench.turn_generator import PRESETS, generate_transcript
 from dlite_agent.bench.turns import TurnsOptions, bench_turns, turns_json
 from dlite_agent.bench.turns_plot import plot_turns
 from dlite_agent.chat.messages import Message, ToolCall, ToolSpec
+from dlite_agent.chat.openai_format import message_to_openai
 from dlite_agent.config import EngineConfig
 from dlite_agent.errors import ConfigurationError
 from tests.tiny_checkpoint import write_checkpoint
@@ -30,7 +40,12 @@ TALK = {
     "messages": [
         {"role": "system", "content": "Fix it."},
         {"role": "user", "content": "Go."},
-        {"role": "assistant", "content": "Look.", "tool_calls": [call(1)]},
+        {
+            "role": "assistant",
+            "reasoning_content": "Hm.",
+            "content": "Look.",
+            "tool_calls": [call(1)],
+        },
         {"role": "tool", "tool_call_id": "call_00000001", "content": "x = 1"},
         {"role": "assistant", "content": "Again.", "tool_calls": [call(2)]},
         {"role": "tool", "tool_call_id": "call_00000002", "content": "y = 2"},
@@ -47,13 +62,14 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]
     model = write_checkpoint(folder / "model", words=["Look", "Again"])
     (folder / "talk.json").write_text(json.dumps(TALK), encoding="utf-8")
     options = TurnsOptions(
-        transcripts=folder,
-        clients=("append-only", "json-rewritten", "timestamp"),
+        transcripts=[folder],
+        clients=("append-only", "mixed", "subagent", "edited", "timestamp"),
         modes=("as_generated", "auto", "plain"),
         split_rate=0.5,
     )
     config = EngineConfig(model=str(model), max_kv_bytes=32 * 2**20)
     found = turns_json(bench_turns(config, options))
+    assert list(found) == ["runs"]
     assert isinstance(found["runs"], list)
     return {(run["client"], run["mode"]): run for run in found["runs"]}
 
@@ -61,7 +77,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Any]
 def test_what_was_generated_costs_what_is_new_whatever_the_client_rewrites(
     runs: dict[tuple[str, str], Any],
 ) -> None:
-    for client in ("append-only", "json-rewritten"):
+    for client in ("append-only", "mixed", "subagent"):
         run = runs[client, "as_generated"]
         assert run["amplification"] == 1.0
         assert len(run["turns"]) == 4
@@ -75,6 +91,23 @@ def test_baselines_and_changed_heads_cost_more(runs: dict[tuple[str, str], Any])
     head = runs["timestamp", "as_generated"]
     assert head["amplification"] > 3.0
     assert {turn["miss"] for turn in head["turns"][1:]} == {"timestamp"}
+
+
+def test_an_edit_costs_what_stands_behind_it_and_is_named(runs: dict[tuple[str, str], Any]) -> None:
+    turns = runs["edited", "as_generated"]["turns"]
+    # The last turn is a new query: the template takes the thought out of what it renders.
+    assert [turn["miss"] for turn in turns] == [None, None, "message_edited", "rendered_again"]
+    assert turns[1]["prefilled"] == turns[1]["new"]
+    assert turns[2]["prefilled"] > turns[2]["new"]
+
+
+def test_json_has_the_stated_form_and_nothing_else(runs: dict[tuple[str, str], Any]) -> None:
+    for run in runs.values():
+        assert list(run) == ["transcript", "client", "mode", "amplification", "turns"]
+        for turn in run["turns"]:
+            assert list(turn) == [
+                *("new", "prefilled", "idle_prefilled", "cached", "rewound", "ttft_s", "miss")
+            ]
 
 
 def test_the_plot_is_an_image_for_each_transcript(
@@ -109,7 +142,7 @@ def test_a_name_that_does_not_exist_is_refused(options: dict[str, Sequence[str]]
 
 def test_a_folder_without_transcripts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no"):
-        bench_turns(EngineConfig(), TurnsOptions(transcripts=tmp_path))
+        bench_turns(EngineConfig(), TurnsOptions(transcripts=[tmp_path]))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -121,24 +154,62 @@ def test_a_generated_transcript_follows_from_its_seed(preset: str) -> None:
     assert (messages, tools) != other
     assert [message.role for message in messages[:3]] == ["system", "user", "assistant"]
     assert messages[-1].role == "assistant"
-    assert sum(bool(message.tool_calls) for message in messages) >= 2
+    called = [message for message in messages if message.tool_calls]
+    assert len(called) >= 2
+    assert all(message.reasoning for message in called)
 
 
+UNCHANGED = ("append-only", MIXED, SUBAGENT)
 HISTORY = (
     Message("user", "Go."),
-    Message("assistant", "", "Hm.", (ToolCall("read", {"a": 1, "b": 2}, id="call_1"),)),
-    *(Message("tool", f"line\nline {number}", tool_call_id="call_1") for number in range(3)),
+    *(
+        message
+        for number in range(4)
+        for message in (
+            Message(
+                "assistant", "", "Hm.", (ToolCall("read", {"a": 1, "b": 2}, id=f"call_{number}"),)
+            ),
+            Message("tool", f"line\nline {number}", tool_call_id=f"call_{number}"),
+        )
+    ),
 )
 TOOLS = (ToolSpec("read", "", {"type": "object", "properties": {}}), ToolSpec("write"))
 
 
+def sent_text(client: str, turn: int) -> str:
+    """What goes over the wire."""
+    messages: list[Any] = [message_to_openai(message) for message in HISTORY]
+    tools: list[Any] = [{"function": {"name": tool.name, "parameters": {}}} for tool in TOOLS]
+    return json.dumps(CLIENTS[client](messages, tools, turn))
+
+
+@pytest.mark.parametrize("client", [name for name in CLIENTS if name not in UNCHANGED])
+def test_a_client_changes_what_it_sends_at_some_turn(client: str) -> None:
+    assert any(sent_text(client, turn) != sent_text("append-only", turn) for turn in (3, 4))
+
+
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_changes_what_it_is_named_after(client: str) -> None:
-    messages, tools = send(client, HISTORY, TOOLS, 3)
-    is_same = (messages == HISTORY, tools == TOOLS)
-    assert is_same == {
-        "append-only": (True, True),
-        "tools-shuffled": (True, False),
-    }.get(client, (False, True))
-    with_system = (Message("system", "Fix."), *HISTORY)
-    assert len(send(client, with_system, TOOLS, 2)[0]) == len(with_system)
+def test_what_is_harmless_leaves_what_was_said(client: str) -> None:
+    read = [send(client, HISTORY, TOOLS, turn)[0] for turn in (3, 4)]
+    said = [
+        [(m.role, m.content, [(c.name, c.arguments) for c in m.tool_calls]) for m in messages]
+        for messages in (HISTORY, *read)
+    ]
+    is_same = said[1] == said[0] and said[2] == said[0]
+    assert is_same == (client in (*HARMLESS, *UNCHANGED))
+
+
+def test_a_mixed_client_draws_a_behaviour_at_the_stated_rate() -> None:
+    chance = random.Random(0)
+    drawn = [behaviour_of_turn("mixed", 0.25, chance) for _ in range(1000)]
+    assert set(drawn) == {"append-only", *HARMLESS}
+    assert 700 <= drawn.count("append-only") <= 800
+    assert {behaviour_of_turn("edited", 0.25, chance) for _ in range(20)} == {"edited"}
+
+
+def test_only_a_sub_agent_asks_something_else_behind_the_same_head() -> None:
+    history = (Message("system", "Fix."), *HISTORY)
+    assert aside("subagent", history, 0) == aside("append-only", history, 3) == ()
+    head, question = aside("subagent", history, 3)
+    assert head == history[0]
+    assert question not in history

@@ -32,6 +32,34 @@ def test_a_bench_prints_its_conditions_and_figures(
     assert "step.csv" in told
 
 
+def test_turns_are_printed_one_by_one_and_as_sums(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {"role": "assistant", "content": "Yes."}
+    messages = [{"role": "user", "content": "Go."}, answer, {"role": "user", "content": "On."}]
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.json"
+        path.write_text(json.dumps({"messages": [*messages, answer]}), encoding="utf-8")
+    folder = str(write_checkpoint(tmp_path / "model", max_positions=1024))
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    options = ["--clients", "append-only", "--modes", "as_generated,none", "--transcripts", *files]
+    assert main(["bench", "turns", "--model", folder, *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (heads, sums) = (i for i, line in enumerate(lines) if line.startswith("transcript "))
+    assert lines[heads].split() == [
+        *("transcript", "client", "mode", "turn", "new", "prefilled", "idle_prefilled", "cached"),
+        *("rewound", "amplification", "ttft_s", "total_s", "miss"),
+    ]
+    rows = [line.split()[:4] for line in lines[heads + 1 : sums] if " append-only " in line]
+    assert sorted(rows) == [
+        [name, "append-only", mode, turn]
+        for name in "ab"
+        for mode in ("as_generated", "none")
+        for turn in "01"
+    ]
+    assert "amplification" in lines[sums]
+
+
 def test_all_are_run_where_none_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +84,11 @@ def test_all_are_run_where_none_is_named(
         (["throughput", "--concurrency", "0"], "at least 1"),
         (["attention", "--quantize", "int8"], "use it with decode"),
         (["overhead", "--rope-scaling", "yarn"], "no JSON"),
+        (["--transcripts", "/proc/no/where", "turns"], "name another"),
+        (["--transcripts", __file__, "turns"], "name benches before --transcripts"),
+        (["turns", "--bfcl", "base", "--bfcl-limit", "0"], "--bfcl-limit is 0"),
+        (["turns", "--split-rate", "2"], "between 0 and 1"),
+        (["turns", "--drift-rate", "-1"], "between 0 and 1"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
