@@ -44,7 +44,7 @@ from dlite_agent.engine.tasks import (
     Usage,
 )
 from dlite_agent.engine.turnstile import Turnstile
-from dlite_agent.engine.worker import open_host
+from dlite_agent.engine.worker import close_dropped, open_host
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation, GenerationChunk
 
@@ -84,7 +84,7 @@ class Engine:
         self._pid = os.getpid()
         self._host = open_host(self.config, loader)
         self._turnstile = Turnstile(self.config.max_queue)
-        self._finalizer = weakref.finalize(self, _close_host, self._host)
+        self._finalizer = weakref.finalize(self, close_dropped, self._host)
 
     @classmethod
     def shared(cls, config: EngineConfig | str = "nano") -> Engine:
@@ -246,8 +246,8 @@ class Engine:
         with _shared_lock:
             if _shared.get(self.config) is self:
                 del _shared[self.config]
-        if os.getpid() == self._pid:
-            self._finalizer()
+        if os.getpid() == self._pid and self._finalizer.detach() is not None:
+            self._host.close()
 
     def _submit(self, task: Task, sink: Sink) -> Callable[[], None]:
         self._check_process()
@@ -314,10 +314,6 @@ class Engine:
                 f"process {os.getpid()}, forked from it: its thread stayed there; make the engine "
                 'after the fork, or start worker processes with the "spawn" method'
             )
-
-
-def _close_host(host: Host) -> None:
-    host.close()
 
 
 def _chunk(event: Event, choice_index: int) -> GenerationChunk:

@@ -9,6 +9,7 @@ forwards, so that it never waits for somebody's whole answer.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -36,7 +37,7 @@ from dlite_agent.engine.tasks import (
 )
 from dlite_agent.errors import CapacityError, ConfigurationError
 
-__all__ = ["Worker", "open_host"]
+__all__ = ["Worker", "close_dropped", "open_host"]
 
 logger = logging.getLogger(__name__)
 
@@ -281,3 +282,13 @@ def open_host(
         return load_service(config, progress)
 
     return Worker(load, name=config.model, max_queue=config.max_queue)
+
+
+def close_dropped(host: Host) -> None:
+    """Close the host of an engine that was collected, which may happen in an event loop's code."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        host.close()
+    else:  # it waits for a forward to end, and for what is still to be saved
+        threading.Thread(target=host.close, name="dlite closing").start()

@@ -23,7 +23,7 @@ from dlite_agent.engine.tasks import (
     Sink,
     Ticket,
 )
-from dlite_agent.engine.worker import Worker
+from dlite_agent.engine.worker import Worker, close_dropped
 from dlite_agent.errors import CapacityError, ConfigurationError
 from dlite_agent.outputs import GenerationChunk
 
@@ -346,3 +346,30 @@ def test_a_worker_that_was_closed_unused_stays_closed() -> None:
         worker.submit(Inspect(), sink)
     with pytest.raises(ConfigurationError, match="closed"):
         worker.wait_ready()
+
+
+class Watched(Worker):
+    """Notes which thread closes it."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: CountingService(), name="watched", max_queue=1)
+        self.closer: threading.Thread | None = None
+        self.is_closed = threading.Event()
+
+    def close(self) -> None:
+        super().close()
+        self.closer = threading.current_thread()
+        self.is_closed.set()
+
+
+async def test_an_engine_that_is_collected_on_an_event_loop_is_closed_beside_it() -> None:
+    host = Watched()
+    close_dropped(host)
+    assert host.is_closed.wait(60)
+    assert host.closer is not threading.current_thread()
+
+
+def test_an_engine_that_is_collected_elsewhere_is_closed_where_it_was_dropped() -> None:
+    host = Watched()
+    close_dropped(host)
+    assert host.closer is threading.current_thread()
