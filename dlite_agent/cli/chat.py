@@ -6,8 +6,11 @@ Ctrl-C ends an answer or a tool, Ctrl-D the conversation, and `/new` begins anot
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
-from contextlib import closing, suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from dlite_agent.chat.messages import JSON
@@ -131,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     tools = choose_tools(options)
     can_ask = sys.stdin.isatty() and sys.stdout.isatty() and not arguments.json
     kwargs: dict[str, JSON] = {"enable_thinking": False} if arguments.no_think else {}
-    with Engine(config) as engine:
+    with _orderly_end(), Engine(config) as engine:
         with closing(LoadingNote()) as progress:
             info = engine.load(progress)
         if sys.stdin.isatty() and not arguments.json:
@@ -163,7 +166,7 @@ def ask_user() -> Answer:
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     while True:
         try:
-            given = input("  run it? [y]es, [n]o, [a]lways: ").strip().lower()
+            given = input("  allow it? [y]es, [n]o, [a]lways: ").strip().lower()
         except EOFError:
             return "no"
         if given[:1] in _ANSWERS and given in ("", "y", "yes", "n", "no", "a", "always"):
@@ -191,6 +194,21 @@ def converse(conversation: Conversation) -> int:
             if not is_terminal:
                 raise
             note("\n" + _KEYS)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the program that a tool runs, too, and the engine."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)  # as shells report it
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe(info: EngineInfo) -> str:

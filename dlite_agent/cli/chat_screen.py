@@ -16,7 +16,7 @@ from dlite_agent.outputs import Generation, TurnStats
 
 __all__ = ["ChatScreen", "JSONScreen", "TextScreen", "status_line"]
 
-_MAX_LINES = 4
+_NUM_SHOWN = 2  # lines of a result, at its beginning and at its end
 _MAX_WIDTH = 160
 _MAX_ARGUMENT = 60
 
@@ -111,22 +111,23 @@ class TextScreen:
 
     def call(self, call: ToolCall, tool: ChatTool | None) -> None:
         """Write it in a line, and in full what it would change."""
-        write(f"> {call_line(call)}")
+        write(f"* {call_line(call)}")
         if tool is not None and tool.preview is not None and isinstance(call.arguments, dict):
             for line in tool.preview(call.arguments):
                 write(f"  {harmless(line)}")
 
     def result(self, call: ToolCall, result: str) -> None:
-        """Write its first lines."""
-        lines = result.splitlines()
-        for line in lines[:_MAX_LINES]:
+        """Write its first lines and its last ones."""
+        lines = [line for line in result.splitlines() if line.strip()]
+        if len(lines) > 2 * _NUM_SHOWN:
+            left = f"({len(lines) - 2 * _NUM_SHOWN} more lines)"
+            lines = [*lines[:_NUM_SHOWN], left, *lines[-_NUM_SHOWN:]]
+        for line in lines:
             write(dim(f"  {_cut(line)}"))
-        if len(lines) > _MAX_LINES:
-            write(dim(f"  ({len(lines)} lines)"))
 
     def unparsed(self, region: UnparsedToolCall, result: str) -> None:
         """Write what was meant as a call."""
-        write(f"> {_cut(region.text.strip())}")
+        write(f"* {_cut(region.text.strip())}")
         write(dim(f"  {_cut(result)}"))
 
     def stopped(self) -> None:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,7 @@ from dlite_agent.config import SamplingParams
 from dlite_agent.errors import CapacityError, ContextLengthExceededError, ModelNotFoundError
 from dlite_agent.outputs import GenerationChunk, TurnStats
 from dlite_agent.testing import ScriptedEngine
+from tests.cli.scripted import call
 from tests.tiny_checkpoint import write_checkpoint
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
@@ -228,10 +229,10 @@ def test_a_real_model_refuses_a_long_line_and_answers_the_next(
 class Terminal:
     """A chat in a pseudo-terminal."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, command: Sequence[str] = CHAT) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            [*CHAT, *arguments],
+            [*command, *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
@@ -308,3 +309,107 @@ def test_ctrl_c_in_a_turn_then_another_turn_then_ctrl_d(
             terminal.wait_for("> ")
         terminal.type(CTRL_D)
         assert terminal.process.wait(timeout=30) == 0
+
+
+# The chat of the command line, with tools, on a script instead of a model.
+SCRIPTED = """
+import json, sys
+from dlite_agent.cli.main import main
+from dlite_agent.engine import engine
+from dlite_agent.testing import ScriptedEngine
+
+
+class Scripted(ScriptedEngine):
+    def __init__(self, config):
+        super().__init__(json.loads(sys.argv[1]))
+
+    def load(self, progress):
+        return type("Info", (), dict(
+            model="scripted", dtype="float32", device="cpu", max_context=100, drafter="null"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+
+engine.Engine = Scripted
+sys.exit(main(["chat", *sys.argv[2:]]))
+"""
+
+
+def scripted(turns: list[str], *options: str) -> list[str]:
+    return [sys.executable, "-c", SCRIPTED, json.dumps(turns), *options]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_person_is_asked_and_ctrl_c_ends_a_tool(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old\n")
+    turns = [
+        call("read_file", path="a") + call("edit_file", path="a", old="old", new="new"),
+        call("run_command", command="echo $$ > child; echo begun; exec sleep 1000"),
+        "You are back.",
+    ]
+    options = ["--root", str(tmp_path), "--tools", "files,shell"]
+    terminal = Terminal(command=scripted(turns, *options))
+    with contextlib.closing(terminal):
+        terminal.wait_for("Ctrl-D the conversation")
+        terminal.wait_for("> ")
+        terminal.type(b"go\n")
+        terminal.wait_for("- old")
+        terminal.wait_for("allow it? [y]es, [n]o, [a]lways: ")
+        assert (tmp_path / "a").read_text() == "old\n"
+        terminal.type(b"y\n")
+        terminal.wait_for("Edited a")
+        terminal.wait_for("$ echo $$ > child; echo begun; exec sleep 1000")
+        terminal.wait_for("lways: ")
+        terminal.type(b"y\n")
+        child = wait_for_number(tmp_path / "child")
+        terminal.type(CTRL_C)
+        terminal.wait_for("[stopped]")
+        terminal.wait_for("> ")
+        assert not is_alive(child)
+        terminal.type(b"and?\n")
+        terminal.wait_for("You are back.")
+        terminal.wait_for("> ")
+        terminal.type(CTRL_D)
+        assert terminal.process.wait(timeout=30) == 0
+    assert (tmp_path / "a").read_text() == "new\n"
+
+
+def test_sigterm_ends_the_tool_too(tmp_path: Path) -> None:
+    turns = [call("run_command", command="echo $$ > child; exec sleep 1000")]
+    command = scripted(turns, "--root", str(tmp_path), "--tools", "shell", "--yes")
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"go\n")
+        process.stdin.flush()
+        child = wait_for_number(tmp_path / "child")
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not is_alive(child)
+
+
+def test_a_terminal_without_utf8_and_colours_gets_neither(tmp_path: Path) -> None:
+    turns = ["é → " + call("list_files"), "Ok."]
+    command = scripted(turns, "--root", str(tmp_path))
+    plain = {"PYTHONIOENCODING": "ascii", "NO_COLOR": "1", "TERM": "dumb"}
+    done = subprocess.run(
+        command, input=b"\xff?\n", capture_output=True, env=os.environ | plain, timeout=60
+    )
+    assert done.stdout == b"\\xe9 \\u2192 \n* list_files()\n  (no files)\nOk.\n"
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def wait_for_number(path: Path) -> int:
+    """The number that a program writes into a file, once it has."""
+    ends = time.perf_counter() + 60.0
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.perf_counter() < ends, f"{path.name} was never written"
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def is_alive(process_id: int) -> bool:
+    return Path(f"/proc/{process_id}").exists()

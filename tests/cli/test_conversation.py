@@ -81,7 +81,7 @@ def test_a_broken_repository_is_repaired(
         "edit_file",
     ]
     shown = capsys.readouterr().out
-    assert f"> read_file(path={task.broken_path!r})\n" in shown
+    assert f"* read_file(path={task.broken_path!r})\n" in shown
     assert f"  Edited {task.broken_path}\n" in shown
     assert "0 failed" in results(conversation)[-1]
 
