@@ -31,6 +31,9 @@ class ChatRequest:
         output: Which tools may or must be called, and the form of the answer.
         is_partial: The last message is still growing: compute what is sure to stay of it, and
             answer nothing. The stream has no chunks.
+        is_public: What it computes is kept, and found by the requests of every tenant
+            (`Engine.publish`). Only with `is_partial`; its messages are whole, and `tenant` is
+            nobody's.
         num_choices: How many independent answers, from `sampling.choice_index` on.
         prompt: Text or ids that the target reads in place of messages, no template around them;
             control tokens that the text spells count as such. The answer is text, markers too.
@@ -51,6 +54,7 @@ class ChatRequest:
     stop: tuple[str, ...] = ()
     output: OutputRules = field(default_factory=OutputRules)
     is_partial: bool = False
+    is_public: bool = False
     num_choices: int = 1
     when_full: Literal["error", "wait"] = "error"
     prompt: str | tuple[int, ...] | None = None
@@ -65,6 +69,10 @@ class ChatRequest:
             "output": (isinstance(self.output, OutputRules), "OutputRules"),
             "sampling": (isinstance(self.sampling, SamplingParams), "SamplingParams"),
             "is_partial": (isinstance(self.is_partial, bool), "True or False"),
+            "is_public": (
+                self.is_public is False or (self.is_public is True and self.is_partial is True),
+                "False, or True with is_partial=True",
+            ),
             "num_choices": (type(self.num_choices) is int, "a whole number"),
             "prompt": (isinstance(self.prompt, str | tuple | None), "a text or a tuple of ids"),
             "when_full": (self.when_full in ("error", "wait"), "'error' or 'wait'"),

@@ -6,26 +6,24 @@ The environment is read and set here and nowhere else, and only when a function 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.option_values import (
-    biases,
     check_flags,
     make_limits,
     make_number,
+    make_paths,
     make_texts,
-    make_whole,
     one_of,
     parse_variable,
-    token_ids,
 )
 from dlite_agent.rope_scaling import RopeScaling
+from dlite_agent.sampling_params import SamplingParams
 
 __all__ = [
     "ControlTokens",
@@ -91,6 +89,8 @@ class EngineConfig:
         kv_disk: Keep every session on disk, so that another process goes on with it: a folder,
             `"auto"` for `sessions` in the cache folder, or `"off"` (`docs/guides/restart.md`).
         max_disk_bytes: Budget for the sessions of this model on disk.
+        public_prefixes: Files whose messages and tools every tenant's prompts may begin with
+            (`docs/concepts/sessions.md`, Tenants): computed once, at the start, and kept.
         prefill_chunk: Most prompt tokens of one forward; bounds the time to cancel.
         history: How earlier assistant turns come back (`docs/concepts/sessions.md`).
         idle: Use the time between requests to build what the next prompt begins with, where that
@@ -104,6 +104,8 @@ class EngineConfig:
         isolation: Run the model in a thread of this process or in a process of its own.
         threads: Compute threads of the model's process; None leaves torch's setting. Only used with
             `isolation="process"`, since a host's settings are not ours.
+        park_after_s: Seconds after which a stream that nobody reads is parked: its turn runs to
+            its end, and a request that names its session forks it, whatever `on_conflict` says.
         max_batch: Turns that run at once and share each forward.
         max_queue: Requests that may wait beside them before `CapacityError`.
         cache_dir: Folder for what is measured once on a machine (cost tables, a few kilobytes);
@@ -130,6 +132,7 @@ class EngineConfig:
     max_host_bytes: int | None = None
     kv_disk: str = "off"
     max_disk_bytes: int = 10 * 2**30
+    public_prefixes: tuple[str, ...] = ()
     prefill_chunk: int = 256
     history: HistoryMode = "auto"
     idle: bool = True
@@ -138,6 +141,7 @@ class EngineConfig:
     reuse: ReusePolicy = "session"
     isolation: Isolation = "thread"
     threads: int | None = None
+    park_after_s: float = 30.0
     max_batch: int = 16
     max_queue: int = 64
     cache_dir: str = "auto"
@@ -147,6 +151,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         make_texts(self, "model", "drafter", "kv_disk", "cache_dir", is_path=True)
         make_texts(self, "device")
+        make_paths(self, "public_prefixes")
         if self.revision is not None:
             make_texts(self, "revision")
         for name, allowed in _ALLOWED.items():
@@ -160,6 +165,9 @@ class EngineConfig:
                 )
         if self.rope_scaling is not None:  # frozen, and still under construction
             object.__setattr__(self, "rope_scaling", RopeScaling.parse(self.rope_scaling))
+        seconds = make_number(self, "park_after_s")
+        if seconds is None or not seconds >= 0:
+            raise ConfigurationError(f"park_after_s is {self.park_after_s!r}; use 0 or more")
         make_limits(self, "max_disk_bytes", "prefill_chunk", "max_batch", "max_queue")
         whole = ("max_draft_tokens", "max_context", "max_kv_bytes", "max_host_bytes", "threads")
         make_limits(self, *whole, is_optional=True)
@@ -225,113 +233,6 @@ class EngineConfig:
             if value is not None:
                 values[name] = value
         return cls(**values)  # type: ignore[arg-type]  # names checked above, values in __post_init__
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How one turn is sampled. None means: what the checkpoint's `generation_config.json` says.
-
-    Applied in this order (transformers' and vLLM's): logit bias, repetition penalty, frequency
-    penalty, presence penalty, temperature, top-k, top-p of what is left, min-p.
-
-    Attributes:
-        temperature: 0 is greedy; bias and penalties still count.
-        top_k: Keep the k most probable tokens; 0 (or -1) keeps all.
-        top_p: Keep the smallest set of tokens with at least this probability, in (0, 1].
-        min_p: Keep tokens with at least this share of the best one's probability, in [0, 1].
-        repetition_penalty: Divides the positive and multiplies the negative logits of tokens that
-            the prompt or this answer holds (transformers' semantics); above 0, 1 is off.
-        presence_penalty: Subtracted from the logits of tokens that this answer holds, in [-2, 2];
-            the prompt does not count (OpenAI's semantics, as vLLM has them).
-        frequency_penalty: The same, once for each time that the answer holds the token.
-        logit_bias: Added to logits, by token id; each in [-100, 100]. Kept as sorted pairs.
-        max_tokens: Most tokens to generate; None: what the context leaves.
-        seed: In [-2**63, 2**64), what message formats can carry; None draws 64 fresh bits, which
-            the turn's stats return.
-        choice_index: Which of several independent answers to the same prompt.
-        stop_token_ids: Extra ids that end the turn, beside the checkpoint's own.
-        logprobs: Report the log-probability of every sampled token: of the model's own
-            distribution, before bias, penalties, masks and temperature.
-        top_logprobs: And of this many best tokens at its position, up to 20.
-        thinking_budget: Most tokens inside thoughts; then `</think>` is written for the model. 0
-            closes a thought at once; None is no limit.
-    """
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    max_tokens: int | None = None
-    seed: int | None = None
-    choice_index: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: bool = False
-    top_logprobs: int = 0
-    thinking_budget: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in _RANGES:
-            if name in _OFF_AT_ZERO and getattr(self, name) is None:
-                object.__setattr__(self, name, 0.0)  # frozen, and still under construction
-            make_number(self, name)
-        for name in ("top_k", "max_tokens", "seed", "choice_index", *_COUNTS):
-            make_whole(self, name)
-        if self.seed is not None and not -(2**63) <= self.seed < 2**64:
-            raise ConfigurationError(f"seed is {self.seed!r}; use a number in [-2**63, 2**64)")
-        object.__setattr__(self, "stop_token_ids", token_ids(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", biases(self.logit_bias))
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        for name, (accepts, advice) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not accepts(value):
-                raise ConfigurationError(f"{name} is {value!r}; use {advice}")
-        if self.top_k == -1:  # vLLM's and Ollama's "all"
-            object.__setattr__(self, "top_k", 0)
-        if self.top_k is not None and self.top_k < 0:
-            raise ConfigurationError(f"top_k is {self.top_k!r}; use 0 (all) or a positive number")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigurationError(f"max_tokens is {self.max_tokens!r}; use at least 1")
-        if self.thinking_budget is not None and self.thinking_budget < 0:
-            raise ConfigurationError(
-                f"thinking_budget is {self.thinking_budget!r}; use 0 (no thoughts) or more"
-            )
-        if not isinstance(self.logprobs, bool):
-            raise ConfigurationError(
-                f"logprobs is {self.logprobs!r}; use True or False, and top_logprobs for a number"
-            )
-        if self.top_logprobs is None or not 0 <= self.top_logprobs <= _MAX_TOP_LOGPROBS:
-            raise ConfigurationError(f"top_logprobs is {self.top_logprobs!r}; use 0 to 20")
-        if self.top_logprobs and not self.logprobs:
-            raise ConfigurationError(
-                f"top_logprobs is {self.top_logprobs!r}; use it with logprobs=True"
-            )
-
-    def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
-        """Fill every None from `defaults`."""
-        missing = {
-            f.name: getattr(defaults, f.name) for f in fields(self) if getattr(self, f.name) is None
-        }
-        return replace(self, **missing)
-
-
-_MAX_TOP_LOGPROBS = 20  # OpenAI's limit
-_OFF_AT_ZERO = ("presence_penalty", "frequency_penalty")  # no checkpoint sets them
-_COUNTS = ("top_logprobs", "thinking_budget")
-# By field: whether a number is in its range (never true of NaN), and what to use instead.
-_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "temperature": (lambda x: 0.0 <= x < math.inf, "0 (greedy) or a positive number"),
-    "top_p": (lambda x: 0.0 < x <= 1.0, "a number in (0, 1]"),
-    "min_p": (lambda x: 0.0 <= x <= 1.0, "a number in [0, 1]; 0 is off"),
-    "repetition_penalty": (lambda x: 0.0 < x < math.inf, "a positive number; 1 is off"),
-    "presence_penalty": (lambda x: -2.0 <= x <= 2.0, "a number in [-2, 2]; 0 is off"),
-    "frequency_penalty": (lambda x: -2.0 <= x <= 2.0, "a number in [-2, 2]; 0 is off"),
-}
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ __all__ = [
     "check_flags",
     "make_limits",
     "make_number",
+    "make_paths",
     "make_texts",
     "make_whole",
     "one_of",
@@ -125,19 +126,37 @@ def make_texts(options: object, *names: str, is_path: bool = False) -> None:
         object.__setattr__(options, name, text)  # frozen, and still under construction
 
 
+def make_paths(options: object, name: str) -> None:
+    """Turn a field into a tuple of paths: from one, a list, or what `os.pathsep` separates."""
+    value = getattr(options, name)
+    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    parts = [parts] if isinstance(parts, os.PathLike) else parts
+    if not isinstance(parts, list | tuple):
+        raise ConfigurationError(f"{name} is {value!r}; use a list of paths")
+    paths = tuple(os.fspath(p) if isinstance(p, os.PathLike) else p for p in parts)
+    if not all(isinstance(p, str) and p and "\0" not in p for p in paths):
+        raise ConfigurationError(f"{name} is {value!r}; use a list of paths")
+    object.__setattr__(options, name, paths)  # frozen, and still under construction
+
+
 def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     """Refuse a value that is none of the allowed ones."""
     if value not in allowed:
         raise ConfigurationError(f"{name} is {value!r}; use one of {', '.join(map(repr, allowed))}")
 
 
-def parse_variable(name: str, raw: str, kind: str) -> int | bool | str:
+def parse_variable(name: str, raw: str, kind: str) -> float | bool | str:
     """The value of a variable, by the annotation of its field."""
     if kind == "bool":
         known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
         if raw.lower() not in known:
             raise ConfigurationError(f"DLITE_{name.upper()} is {raw!r}; use true or false")
         return known[raw.lower()]
+    if kind == "float":
+        try:
+            return float(raw)
+        except ValueError:
+            raise ConfigurationError(f"DLITE_{name.upper()} is {raw!r}; use a number") from None
     if "int" not in kind:
         return raw
     try:

@@ -58,6 +58,7 @@ class _Reader:
     clock: Callable[[], float]
     submitted_s: float = 0.0
     is_cancelled: bool = False
+    is_parked: bool = False
     is_over: bool = False
     rounds: list[tuple[float, int]] = field(default_factory=list)  # when, and how many tokens
 

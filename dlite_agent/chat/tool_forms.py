@@ -27,6 +27,11 @@ class ToolForms:
         self._max_lists = max_lists
         self._lists: OrderedDict[bytes, tuple[ToolSpec, ...]] = OrderedDict()
 
+    def learn(self, other: ToolForms) -> None:
+        """Take lists that somebody else has seen first; what is known here stays."""
+        for form in other._lists.values():
+            self.first_seen(form)
+
     def first_seen(self, tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """The same tools as they came first: another order, or other keys first, change nothing.
 

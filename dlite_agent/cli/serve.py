@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 from typing import Any
 
 from dlite_agent.cli.console import note
@@ -82,6 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         note(f"serving {config.model} on http://{shown}:{port}/v1")
+        # This process does nothing else, and what was imported stays: no collection has to look at
+        # it while requests wait.
+        gc.collect()
+        gc.freeze()
         serve(engine, settings, listener, on_ready=lambda: note(_ready_line(engine)))
         note("stopping: sessions are saved" if config.kv_disk != "off" else "stopping")
     return 0

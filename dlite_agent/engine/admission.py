@@ -25,6 +25,7 @@ from dlite_agent.errors import (
     RequestError,
     UnsupportedParameterError,
 )
+from dlite_agent.sessions.public import PUBLIC
 
 __all__ = ["AdmittedRequest", "admit", "plan_history", "prompt_ids"]
 
@@ -81,6 +82,8 @@ def admit(model: LoadedModel, request: ChatRequest) -> AdmittedRequest:
         ContextLengthExceededError: Prompt and answer do not fit the context.
     """
     _check(request, model.target.config.vocab_size)
+    if request.is_public:
+        request = replace(request, tenant=PUBLIC)
     if request.prompt is not None:
         return _admit_raw(model, request)
     stops = StopStrings(request.stop) if request.stop else None
@@ -193,6 +196,8 @@ def _raw_ids(model: LoadedModel, prompt: str | tuple[int, ...]) -> tuple[int, ..
 def _check(request: ChatRequest, vocab_size: int) -> None:
     if not request.messages and request.prompt is None:
         raise RequestError("messages is empty; send at least one message")
+    if request.tenant == PUBLIC:
+        raise RequestError(f"tenant is {PUBLIC!r}, which is nobody's; use another name")
     if request.num_choices < 1:
         raise RequestError(f"num_choices is {request.num_choices!r}; ask for at least 1")
     sampling = request.sampling

@@ -15,12 +15,14 @@ class BatchShare:
         chunk_rows: Most rows of its next prefill chunk.
         may_wait: Other turns run, so memory that is missing now may come; when it is False, waiting
             is of no use.
+        is_parked: Nobody reads its stream, so that it should not keep its session from others.
         num_forwards: Forwards that computed rows of this turn.
         num_turns: Turns in these forwards, itself included, added up.
     """
 
     chunk_rows: int
     may_wait: bool = False
+    is_parked: bool = False
     num_forwards: int = 0
     num_turns: int = 0
 

@@ -9,8 +9,10 @@ from dlite_agent.chat.message_keys import seed_key
 from dlite_agent.engine.admission import plan_history
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.engine.session_tasks import FreeSessions, LoadConversation, SaveConversation
+from dlite_agent.engine.tasks import Count, Later
 from dlite_agent.errors import CheckpointError
 from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder, write_file
+from dlite_agent.sessions.checkpoint import save_session
 from dlite_agent.sessions.disk_journal import journal_text, load_journal
 from dlite_agent.sessions.journal import Journal
 
@@ -40,21 +42,21 @@ def free_sessions(model: LoadedModel, task: FreeSessions) -> int:
     return len(freed)
 
 
-def save_conversation(model: LoadedModel, task: SaveConversation) -> int:
-    """Write KV, if it is in the pool, and the tokens of the answers; returns the KV rows.
+def save_conversation(model: LoadedModel, task: SaveConversation) -> Later:
+    """Begin to write KV, if it is in the pool, and the tokens of the answers.
+
+    It is written as it is now, whatever turns do meanwhile. The answer is the number of KV rows, or
+    a `CheckpointError` where the folder cannot be written or somebody else writes it.
 
     Raises:
-        CheckpointError: The folder cannot be written, or somebody else writes it.
         SessionBusyError: A turn runs on the session.
     """
     folder, request = Path(task.folder), task.request
     infos = {info.session_id: info for info in model.sessions.sessions()}
     info = infos.get(task.session_id)
-    num_rows = 0
+    manifest, snapshot = None, None
     if info is not None and info.tenant == request.tenant:
-        session = model.sessions.get(task.session_id)
-        session.save(folder)
-        num_rows = session.kv.length
+        manifest, snapshot = model.sessions.get(task.session_id).snapshot()
     memory = model.tenants.of(request.tenant)
     tools = memory.tools.first_seen(request.tools)
     plan = plan_history(
@@ -64,11 +66,18 @@ def save_conversation(model: LoadedModel, task: SaveConversation) -> int:
     for key in plan.keys:
         for record in reversed(memory.journal.find(key)):
             turns.record(key, record)
-    with explained("save the session to", folder):
-        make_folder(folder)
-        with FolderLock(folder):
-            write_file(folder / _JOURNAL, [journal_text(turns, model.tokenizer.fingerprint)])
-    return num_rows
+    journal = journal_text(turns, model.tokenizer.fingerprint)
+
+    def write() -> Count:
+        if manifest is not None and snapshot is not None:
+            save_session(folder, manifest, snapshot.rows)
+        with explained("save the session to", folder):
+            make_folder(folder)
+            with FolderLock(folder):
+                write_file(folder / _JOURNAL, [journal])
+        return Count(snapshot.length if snapshot is not None else 0)
+
+    return model.saves.put(write, snapshot)
 
 
 def load_conversation(model: LoadedModel, task: LoadConversation) -> int:

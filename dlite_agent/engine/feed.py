@@ -16,6 +16,7 @@ from dlite_agent.decoding.steps import Steps
 from dlite_agent.engine.admission import AdmittedRequest
 from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.loading import LoadedModel
+from dlite_agent.engine.publishing import keep_public, public_prefix
 from dlite_agent.engine.turn_session import find_session
 from dlite_agent.errors import CapacityError
 from dlite_agent.outputs import GenerationChunk
@@ -36,8 +37,10 @@ def feed_steps(
 ) -> Steps[GenerationChunk, None]:
     """Compute what is sure to stay of a request whose last message is not complete.
 
-    Yields no chunk. Does nothing where a session holds all of it already, or memory is short.
+    Yields no chunk. Does nothing where a session holds all of it already, or memory is short; what
+    is public raises then.
     """
+    is_public = admitted.request.is_public
     prefix = admitted.prompt if admitted.is_raw else _sure_prefix(admitted)
     request = replace(make_request(prefix.token_ids), tenant=admitted.request.tenant)
     if model.sessions.shared_length(request) >= len(prefix.token_ids) - 1:
@@ -45,6 +48,8 @@ def feed_steps(
     try:
         found = yield from find_session(model, replace(admitted, prompt=prefix), should_stop, share)
     except CapacityError:
+        if is_public:
+            raise
         return  # the turn itself will wait, or say so
     if found is None:
         return
@@ -56,14 +61,19 @@ def feed_steps(
         )
         model.tiers.note_prefill(report.prefilled, time.perf_counter() - began_s)
         stop = report.cached + report.prefilled
-        admitted.memory.note_fed(session.session_id, report.cached, stop)
+        if is_public and report.is_complete:
+            keep_public(model, admitted, session)
+        elif not is_public:
+            admitted.memory.note_fed(session.session_id, report.cached, stop)
     finally:
-        model.sessions.release(session, waits_for_tool=True)
+        model.sessions.release(session, waits_for_tool=not is_public)
 
 
 def _sure_prefix(admitted: AdmittedRequest) -> RenderedPrompt:
     """The prompt up to what may still change; the last message counts as an answer to drop."""
     request, memory = admitted.request, admitted.memory
+    if request.is_public:
+        return public_prefix(admitted)
     *before, last = request.messages
     whole_lines = last.content[: last.content.rfind("\n") + 1].rstrip()
     prompts = [

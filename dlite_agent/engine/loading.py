@@ -13,6 +13,7 @@ from dlite_agent.drafters.load import explain_drafter
 from dlite_agent.drafters.workspace import WorkspaceIndex
 from dlite_agent.engine.contention import ContentionMeter
 from dlite_agent.engine.drafting import make_drafters
+from dlite_agent.engine.saves import Saves
 from dlite_agent.engine.secret import machine_secret
 from dlite_agent.engine.tasks import (
     Progress,
@@ -63,6 +64,7 @@ class LoadedModel:
         workspaces: What sessions have read and written, for drafts of others.
         load: What else is in the forward of a turn, for whoever drafts.
         idle: What is computed between turns; None where turns run without a service.
+        saves: What is being written of sessions beside the turns.
         contention: Watches the interpreter lock.
         has_advised_process: Whether the host was told about it.
     """
@@ -85,6 +87,7 @@ class LoadedModel:
     workspaces: WorkspaceIndex = field(default_factory=WorkspaceIndex)
     load: Load = field(default_factory=Load)
     idle: IdleWork | None = None
+    saves: Saves = field(default_factory=Saves)
     contention: ContentionMeter = field(default_factory=ContentionMeter)
     has_advised_process: bool = False
 
@@ -182,6 +185,8 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         prefill_chunk=config.prefill_chunk,
         on_conflict=config.on_conflict,
     )
+    saves = Saves()
+    sessions.on_shortage = saves.reclaim
     tiers = open_tiers(config, sessions, target)
     made_by = tokenizer.fingerprint
 
@@ -209,6 +214,7 @@ def _assemble(config: EngineConfig, target: DenseTransformer, stages: _Stages) -
         stop_token_ids=frozenset(turn_ends),
         closing_id=closing_id,
         workspaces=workspaces,
+        saves=saves,
         load=load,
         control_ids=frozenset(tokenizer.control_tokens.values()),
     )

@@ -210,6 +210,7 @@ class Scheduler:
         self._resume(turn)
 
     def _resume(self, turn: _Turn, output: TargetOutput | None = None) -> None:
+        turn.share.is_parked = turn.ticket.is_parked
         turn.share.may_wait = len(self._turns) > 1 and not turn.is_pressed
         turn.seen_ended = self._num_ended
         self._advance(turn, lambda steps: steps.send(output))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.config import EngineConfig
@@ -14,6 +15,7 @@ from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.conversations import free_sessions, load_conversation, save_conversation
 from dlite_agent.engine.idle import IdleWork
 from dlite_agent.engine.loading import LoadedModel, load_model
+from dlite_agent.engine.publishing import publish_files
 from dlite_agent.engine.scheduler import Scheduler, TurnSteps
 from dlite_agent.engine.session_commands import run_command
 from dlite_agent.engine.session_tasks import (
@@ -31,6 +33,7 @@ from dlite_agent.engine.tasks import (
     Count,
     CountTokens,
     EngineInfo,
+    Later,
     ListSessions,
     Progress,
     Purged,
@@ -45,6 +48,7 @@ from dlite_agent.engine.tasks import (
 from dlite_agent.engine.turn import turn_steps
 from dlite_agent.outputs import GenerationChunk
 from dlite_agent.sessions.kept import now_s
+from dlite_agent.sessions.public import PUBLIC
 
 __all__ = ["ModelService", "load_service"]
 
@@ -99,8 +103,9 @@ class ModelService:
         """See `tasks.Service.idle_step`."""
         self._idle.step()
 
-    def answer(self, question: Question) -> Answer:
+    def answer(self, question: Question) -> Answer | Later:
         """See `tasks.Service.answer`."""
+        self.model.saves.settle()
         match question:
             case CountTokens():
                 return self._count(question)
@@ -117,7 +122,7 @@ class ModelService:
             case FreeSessions():
                 return Purged(free_sessions(self.model, question))
             case SaveConversation():
-                return Count(save_conversation(self.model, question))
+                return save_conversation(self.model, question)
             case LoadConversation():
                 return Count(load_conversation(self.model, question))
             case _:
@@ -126,6 +131,7 @@ class ModelService:
     def add(self, request: ChatRequest, ticket: Ticket) -> None:
         """See `tasks.Service.add`."""
         self._idle.interrupt()
+        self.model.saves.settle()
 
         def begin(share: BatchShare) -> TurnSteps:
             return turn_steps(
@@ -153,6 +159,7 @@ class ModelService:
         """End what runs, and give sessions, weights and KV back."""
         self._idle.interrupt()
         self._scheduler.close(error or closed_error(self.model.config.model))
+        self.model.saves.close()
         self.model.tiers.close()
         self.model.sessions.close()
         self.model.target.close()
@@ -182,6 +189,7 @@ class ModelService:
                     idle_s,
                     info.tenant,
                     info.is_pinned,
+                    "parked" if info.is_parked else "running" if info.is_busy else "idle",
                 )
         now = now_s()
         for tier, kept in self.model.tiers.kept():
@@ -194,6 +202,8 @@ class ModelService:
     def _purge(self, task: PurgeSessions) -> Purged:
         model = self.model
         used = {info.session_id for info in model.sessions.sessions() if info.is_busy}
+        if task.tenant != PUBLIC:  # of what is public nothing has to be forgotten
+            used |= {session.session_id for session in self._sessions(PUBLIC)}
         limit_s = task.older_than_s or 0.0
         listed = list(self._sessions(task.tenant))
         used |= {session.session_id for session in listed if session.idle_s < limit_s}
@@ -213,6 +223,12 @@ def load_service(config: EngineConfig, progress: Progress) -> ModelService:
     """Load what a configuration names, and log one line about it; see `loading.load_model`."""
     began_s = time.perf_counter()
     service = ModelService(load_model(config, progress), load_s=time.perf_counter() - began_s)
+    try:
+        run = partial(service.run, submitted_s=began_s, should_stop=lambda: False)
+        publish_files(config.public_prefixes, run, progress)
+    except BaseException as error:
+        service.close(error)
+        raise
     logger.info("ready %s", " ".join(f"{name}={value}" for name, value in _fields(service.info)))
     return service
 

@@ -6,6 +6,7 @@ import secrets
 
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.engine.session_tasks import SessionCommand, SessionReply
+from dlite_agent.engine.tasks import Later
 from dlite_agent.errors import SessionBusyError, SessionError, SessionNotFoundError
 from dlite_agent.sessions.kept import KeptSession
 from dlite_agent.sessions.session import Session
@@ -13,8 +14,8 @@ from dlite_agent.sessions.session import Session
 __all__ = ["run_command"]
 
 
-def run_command(model: LoadedModel, command: SessionCommand) -> SessionReply:
-    """Do it; called between two forwards.
+def run_command(model: LoadedModel, command: SessionCommand) -> SessionReply | Later:
+    """Do it; called between two forwards. A save is answered when it is on the disk.
 
     Raises:
         SessionNotFoundError: The tenant has no such session, or not in the tier that it takes.
@@ -38,7 +39,7 @@ def run_command(model: LoadedModel, command: SessionCommand) -> SessionReply:
         case "fork":
             return SessionReply(_fork(model, _in_pool(resident, command), command))
         case "save":
-            _save(model, resident)
+            return _save(model, resident, SessionReply(session_id))
         case "pin" | "unpin":
             _in_pool(resident, command).is_pinned = command.action == "pin"
     return SessionReply(session_id)
@@ -101,11 +102,17 @@ def _fork(model: LoadedModel, donor: Session, command: SessionCommand) -> str:
     return fork.session_id
 
 
-def _save(model: LoadedModel, resident: Session | None) -> None:
+def _save(model: LoadedModel, resident: Session | None, reply: SessionReply) -> Later:
     if model.tiers.disk is None:
         raise SessionError(
             "kv_disk is 'off', so no session is kept on disk; name a folder (serve: --kv-disk)"
         )
     if resident is not None and not resident.busy:
         model.tiers.save(resident, {})
-    model.tiers.disk.flush()
+    disk = model.tiers.disk
+
+    def wait() -> SessionReply:
+        disk.flush()
+        return reply
+
+    return model.saves.put(wait, None)

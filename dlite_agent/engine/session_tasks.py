@@ -76,7 +76,8 @@ class FreeSessions:
 class SaveConversation:
     """Write a conversation's KV and the tokens of its answers to a folder. Answer: `Count`.
 
-    Other turns wait until it is written. The count is of KV rows; 0 where none are in the pool.
+    Turns go on while it is written, as it was when it was asked for. The count is of KV rows; 0
+    where none are in the pool.
 
     Attributes:
         request: Its messages, tools, template variables, hint and tenant.

@@ -34,6 +34,7 @@ __all__ = [
     "Finished",
     "Host",
     "Inspect",
+    "Later",
     "ListSessions",
     "Progress",
     "PurgeSessions",
@@ -121,6 +122,8 @@ class StoredSession:
         idle_s: Seconds since it was used; 0 while a turn runs on it.
         tenant: Whose it is.
         is_pinned: It is not evicted from there.
+        state: `running` while a turn runs on it, `parked` while one does whose stream nobody reads
+            (`EngineConfig.park_after_s`), else `idle`.
     """
 
     session_id: str
@@ -130,6 +133,7 @@ class StoredSession:
     idle_s: float
     tenant: str
     is_pinned: bool = False
+    state: str = "idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,17 @@ class Finished:
     """The task ended well or was cancelled; the last event."""
 
 
+@dataclass(frozen=True, slots=True)
+class Later:
+    """An answer that another thread will have.
+
+    Attributes:
+        begin: Gets the sink for the answer and `Finished`, or for a `Failure`; called once.
+    """
+
+    begin: Callable[[Sink], None]
+
+
 Question = (
     CountTokens
     | Inspect
@@ -197,7 +212,8 @@ Question = (
 Answer = Count | Usage | SessionList | Purged | TokenIds | Decoded | SessionReply
 Task = ChatRequest | Question
 Event = GenerationChunk | Answer | Failure | Finished
-Sink = Callable[[Event], None]
+Sink = Callable[[Event], bool | None]
+"""Gets the events of a task; True says that its reader has been away for long."""
 
 
 class Ticket(Protocol):
@@ -206,10 +222,12 @@ class Ticket(Protocol):
     Attributes:
         submitted_s: `time.perf_counter` when it was asked for.
         is_cancelled: Nobody wants it any more.
+        is_parked: Its reader has been away for long (`EngineConfig.park_after_s`).
     """
 
     submitted_s: float
     is_cancelled: bool
+    is_parked: bool
 
     def put(self, event: Event) -> None:
         """Deliver an event; never blocks and never raises."""
@@ -243,8 +261,8 @@ class Service(Protocol):
         """Do a little of what nobody waits for (at most 50 ms); called while no turn runs."""
         ...
 
-    def answer(self, question: Question) -> Answer:
-        """Answer a quick question at once."""
+    def answer(self, question: Question) -> Answer | Later:
+        """Answer a quick question at once, or begin what will answer it."""
         ...
 
     def add(self, request: ChatRequest, ticket: Ticket) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from dlite_agent.chat.past_requests import PastRequests
-from dlite_agent.chat.renderer import Renderer
+from dlite_agent.chat.renderer import RenderedPrompt, Renderer
 from dlite_agent.chat.tool_forms import ToolForms
 from dlite_agent.chat.turn_handles import HandleSigner, TurnHandles
 from dlite_agent.engine.known_tokens import KnownTokens
 from dlite_agent.sessions.journal import Journal
+from dlite_agent.sessions.public import PUBLIC
 
 __all__ = ["TenantMemories", "TenantMemory"]
 
@@ -96,17 +97,32 @@ class TenantMemories:
         """Whose memories there are."""
         return list(self._memories)
 
+    def count_new(
+        self, tenant: str, prompt: RenderedPrompt, keys: Sequence[bytes], control_ids: Set[int]
+    ) -> int:
+        """Tokens of a tenant's prompt that are new to it and not public; see `KnownTokens`."""
+        num_new = self.of(tenant).known.count_new(prompt, keys, control_ids)
+        public = self._memories.get(PUBLIC)
+        if public is None:
+            return num_new
+        return min(num_new, public.known.count_new(prompt, (), control_ids))
+
     def of(self, tenant: str = "") -> TenantMemory:
         """A tenant's memory; it becomes the one that was seen last."""
         memory = self._memories.get(tenant)
         if memory is None:
+            public = self._memories.get(PUBLIC)
             memory = self._memories[tenant] = TenantMemory(
                 renderer=self._renderer.sibling() if tenant else self._renderer,
                 handles=TurnHandles(signer=HandleSigner(self._secret, tenant)),
             )
+            if public is not None:
+                memory.tools.learn(public.tools)
             if self._prepare is not None:
                 self._prepare(tenant, memory)
         self._memories.move_to_end(tenant)
+        if PUBLIC in self._memories:  # it is not forgotten for its tenants
+            self._memories.move_to_end(PUBLIC)
         if len(self._memories) > self._max_tenants:
             self._memories.popitem(last=False)
         return memory

@@ -9,8 +9,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Never
 
-import torch
-
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.message_keys import turn_forms
 from dlite_agent.chat.raw_parser import RawParser
@@ -18,22 +16,21 @@ from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StopCut, Strea
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.steps import Pause, Steps, next_item
 from dlite_agent.decoding.stopping import StopRules
-from dlite_agent.engine.admission import AdmittedRequest, admit
+from dlite_agent.engine.admission import admit
 from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.feed import feed_steps
 from dlite_agent.engine.loading import LoadedModel
+from dlite_agent.engine.turn_end import translated, turn_labels
 from dlite_agent.engine.turn_parser import turn_parser
 from dlite_agent.engine.turn_record import KeptIds, TurnRecord, TurnTimes, describe_logprobs
 from dlite_agent.engine.turn_session import find_session
 from dlite_agent.errors import (
     CapacityError,
-    ConfigurationError,
 )
 from dlite_agent.models.cost_table import MAX_ROWS
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sampling import KeyedNoise, Sampler
 from dlite_agent.sessions.journal import JournalRecord
-from dlite_agent.sessions.kept import ANSWER_START, HINT, TENANT
 from dlite_agent.sessions.session import Session
 
 __all__ = ["turn_steps"]
@@ -42,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 # Rows of every decode forward in an audit: the pending token and up to seven drafted ones.
 _AUDIT_ROWS = 8
+_PARKED_NOTE = (
+    "this stream was parked, since nobody read it for long while its turn ran: requests that named "
+    "its session got a fork meanwhile"
+)
 _PROCESS_ADVICE = (
     "other Python threads of this process slow the model down: {share:.0%} of the decode time went "
     'to waiting for the interpreter lock; use isolation="process" to give it a process of its own'
@@ -83,7 +84,7 @@ def turn_steps(
         return
     session, origin, hinted_id = found
     prompt, keys = admitted.prompt, admitted.plan.keys
-    num_new = admitted.memory.known.count_new(prompt, keys, model.control_ids)
+    num_new = model.tenants.count_new(admitted.request.tenant, prompt, keys, model.control_ids)
     record = TurnRecord(
         admitted, session.session_id, origin, hinted_id, num_new, share=share, times=times
     )
@@ -94,7 +95,7 @@ def turn_steps(
         with admitted.memory.known.running(prompt.token_ids):
             yield from turn.steps(should_stop)
     except (RuntimeError, MemoryError, FloatingPointError) as error:
-        ours = _translated(error, model.target.dtype)
+        ours = translated(error, model.target.dtype)
         if ours is None:
             raise
         raise ours from error
@@ -103,7 +104,7 @@ def turn_steps(
             model.sessions.discard(session)
         else:
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
-            model.tiers.save(session, _labels(admitted))
+            model.tiers.save(session, turn_labels(admitted))
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class _Turn:
         record.admitted.memory.remember_hint(hint, session_id)
         if not record.admitted.is_raw:
             self._remember(parsed, kept)
-        stats = record.stats(parsed, model.drafter_reason, self._contention_notes())
+        stats = record.stats(parsed, model.drafter_reason, self._notes())
         if not record.admitted.is_raw:
             sent = record.admitted.sent.with_answer(parsed.message)
             record.admitted.memory.past.remember(self.session.session_id, sent)
@@ -178,6 +179,7 @@ class _Turn:
         with closing(self._rounds(should_stop)) as rounds:
             while True:
                 began_s = time.perf_counter()
+                self._note_parking()
                 yield from self._wait_for_room(should_stop)
                 round_ = yield from next_item(rounds)
                 record.times.decode_s += time.perf_counter() - began_s
@@ -188,6 +190,17 @@ class _Turn:
                 if record.cut is not None or round_.finish is not None:
                     return ("stop" if record.cut is not None else round_.finish or "stop"), chunk
                 yield chunk
+
+    def _note_parking(self) -> None:
+        """Lend the session to others, once, where nobody reads what this turn says."""
+        if self.record.share.is_parked and not self.session.is_parked:
+            self.session.is_parked = True
+            logger.info(
+                "parked session=%s sampled=%d: nobody reads its stream; the turn runs to its end, "
+                "and who names the session forks it",
+                self.session.session_id,
+                len(self.record.sampled),
+            )
 
     def _read(self, parser: StreamParser | RawParser, round_: Round) -> GenerationChunk:
         """Parse a round, up to where a stop string ends the turn."""
@@ -276,6 +289,10 @@ class _Turn:
                 record = JournalRecord(ids, form.reasoning_digest, session_id)
                 memory.journal.record(form.key, record)
 
+    def _notes(self) -> list[str]:
+        notes = self._contention_notes()
+        return [*notes, _PARKED_NOTE] if self.session.is_parked else notes
+
     def _contention_notes(self) -> list[str]:
         """Advice for a host whose own threads slow us down; once for each engine."""
         model = self.model
@@ -286,17 +303,6 @@ class _Turn:
         note = _PROCESS_ADVICE.format(share=share)
         logger.warning("%s", note)
         return [note]
-
-
-def _labels(admitted: AdmittedRequest) -> dict[str, str]:
-    """What is saved beside a session: who may find it, and what a request may drop of it."""
-    request, start = admitted.request, admitted.turn_start
-    answer_start = len(admitted.prompt.token_ids) if start is None else start
-    return {
-        TENANT: request.tenant,
-        HINT: request.session_hint or "",
-        ANSWER_START: str(answer_start),
-    }
 
 
 def _log(stats: TurnStats, finish_reason: str) -> None:
@@ -327,19 +333,3 @@ def _log(stats: TurnStats, finish_reason: str) -> None:
         miss.message_index if miss is not None else None,
         finish_reason,
     )
-
-
-def _translated(error: Exception, dtype: torch.dtype) -> Exception | None:
-    """Our error for what torch and Python raise, or None."""
-    if isinstance(error, FloatingPointError):
-        damaged = "the weights hold NaN or infinity: get the checkpoint again"
-        is_wide = dtype in (torch.float32, torch.float64)
-        advice = damaged if is_wide else f"load the model with dtype='float32', or {damaged}"
-        return ConfigurationError(f"{error}; {advice}")
-    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if is_memory or "DefaultCPUAllocator" in str(error):
-        return CapacityError(
-            f"no memory for this turn: {error}; shorten the prompt, or lower max_kv_bytes or "
-            "prefill_chunk"
-        )
-    return None

@@ -27,6 +27,7 @@ from dlite_agent.engine.tasks import (
     Failure,
     Finished,
     Host,
+    Later,
     Progress,
     Service,
     Sink,
@@ -50,11 +51,12 @@ class _Job:
     sink: Sink
     submitted_s: float = field(default_factory=time.perf_counter)
     is_cancelled: bool = False
+    is_parked: bool = False
 
     def put(self, event: Event) -> None:
         """Deliver an event; a sink that raises has no reader any more."""
         try:
-            self.sink(event)
+            self.is_parked |= self.sink(event) is True
         except Exception:  # a reader's fault must not end the thread that serves the others
             logger.debug("reader is gone; its task is cancelled", exc_info=True)
             self.is_cancelled = True
@@ -242,7 +244,11 @@ class Worker:
 def _answer(service: Service, job: _Job) -> None:
     assert not isinstance(job.task, ChatRequest)
     try:
-        job.put(service.answer(job.task))
+        answer = service.answer(job.task)
+        if isinstance(answer, Later):
+            answer.begin(job.put)
+            return
+        job.put(answer)
     except Exception as error:  # noqa: BLE001  # it belongs to the caller; the worker lives on
         job.put(Failure(error))
     except BaseException as panic:  # noqa: BLE001  # of a Rust extension; the same, but readable

@@ -56,6 +56,7 @@ class _Server:
         self._channel = channel
         self._worker: Worker | None = None
         self._cancels: dict[int, Callable[[], None]] = {}
+        self._parked: set[int] = set()
         self._parent_pid = os.getppid()
 
     def is_orphan(self) -> bool:
@@ -76,6 +77,8 @@ class _Server:
             case ("cancel", int(task_id)):
                 if cancel := self._cancels.pop(task_id, None):
                     cancel()
+            case ("park", int(task_id)) if task_id in self._cancels:
+                self._parked.add(task_id)
 
     def _start(self, config: EngineConfig, level: int) -> None:
         root = logging.getLogger("dlite_agent")
@@ -109,13 +112,15 @@ class _Server:
     def _submit(self, task_id: int, task: Task) -> None:
         is_over = threading.Event()
 
-        def sink(event: Event) -> None:
+        def sink(event: Event) -> bool:
             if isinstance(event, Failure):
                 event = Failure(_portable(event.error))
             if isinstance(event, Failure | Finished):
                 is_over.set()
                 self._cancels.pop(task_id, None)
+                self._parked.discard(task_id)
             self._channel.send(("event", task_id, event))
+            return task_id in self._parked
 
         assert self._worker is not None, "the parent sends `start` first"
         try:

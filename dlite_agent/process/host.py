@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Literal
 
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.tasks import (
@@ -236,12 +237,11 @@ class _Child:
             case ("event", int(task_id), event) if isinstance(event, Event):
                 is_last = isinstance(event, Failure | Finished)
                 sink = self._sinks.pop(task_id, None) if is_last else self._sinks.get(task_id)
-                if (
-                    sink is not None
-                    and not _deliver(sink, event)
-                    and self._sinks.pop(task_id, None) is not None
-                ):
+                reader = _deliver(sink, event) if sink is not None else "here"
+                if reader == "gone" and self._sinks.pop(task_id, None) is not None:
                     self._channel.send(("cancel", task_id))
+                elif reader == "away" and not is_last:
+                    self._channel.send(("park", task_id))
             case ("log", str(name), int(level), str(text)):
                 logging.getLogger(name).log(level, "%s", text)
             case ("progress", str(stage), float(fraction)):
@@ -257,11 +257,10 @@ class _Child:
                     self._changed.notify_all()
 
 
-def _deliver(sink: Sink, event: Event) -> bool:
-    """Whether the reader still takes events."""
+def _deliver(sink: Sink, event: Event) -> Literal["here", "away", "gone"]:
+    """Where the reader is: a sink that raises has none any more."""
     try:
-        sink(event)
-    except Exception:  # one reader's fault must not end the thread that serves the others
+        return "away" if sink(event) else "here"
+    except Exception:  # a reader's fault must not end the thread that serves the others
         logger.debug("reader is gone; its task is cancelled", exc_info=True)
-        return False
-    return True
+        return "gone"

@@ -8,6 +8,7 @@ fit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -86,11 +87,16 @@ class KVBudget:
         idle = [entry for entry in residents if entry is not need.keep]
         victims = [entry for entry in idle if entry.may_be_evicted(need.num_tokens, now_s)]
         others = [entry for entry in residents if entry not in victims]
-        if lacking > len(pages_held(victims) - pages_held(others)):
+        if lacking > self._num_freed(victims):
             raise CapacityError(self._shortage(need, others))
         if missing <= 0:
             return []
         return sorted(victims, key=lambda e: (not e.is_sibling, e.is_waiting(now_s)))
+
+    def _num_freed(self, victims: list[Resident]) -> int:
+        """Pages that nobody holds when all of these are gone; a save may hold some, too."""
+        held = Counter(page for entry in victims for page in entry.session.kv.pages)
+        return sum(self._pool.num_references(page) == count for page, count in held.items())
 
     def _shortage(self, need: Need, others: list[Resident]) -> str:
         page_bytes = self._pool.page_bytes

@@ -8,7 +8,7 @@ again from the token ids, which the manifest holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -16,8 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from dlite_agent.errors import CheckpointError
-from dlite_agent.models.kv_pool import KVCache, KVPool
-from dlite_agent.models.kv_rows import rows_to_host
+from dlite_agent.models.kv_pool import KVPool
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.atomic_file import (
     FolderLock,
@@ -40,13 +39,15 @@ def segment_shape(pool: KVPool) -> SegmentShape:
     return SegmentShape(pool.num_layers, keys.shape[0], keys.shape[2], keys.dtype)
 
 
-def save_session(folder: Path, manifest: Manifest, kv: KVCache) -> Manifest:
+def save_session(
+    folder: Path, manifest: Manifest, read_rows: Callable[[int, int], Tensor]
+) -> Manifest:
     """Save a session, adding to what the folder holds of it.
 
     Args:
         folder: Made where it is missing.
         manifest: What to save, without segments.
-        kv: Has at least `manifest.num_rows` rows.
+        read_rows: Gives rows [start, end) of the session, as `models.kv_rows.rows_to_host` does.
 
     Returns:
         The manifest as it was written.
@@ -62,7 +63,7 @@ def save_session(folder: Path, manifest: Manifest, kv: KVCache) -> Manifest:
             except CheckpointError:  # there is none, or none that could be added to
                 before = None
             plan, new = plan_save(folder, manifest, before)
-            rows = ((start, rows_to_host(kv, start, end)) for start, end in new)
+            rows = ((start, read_rows(start, end)) for start, end in new)
             return write_checkpoint(folder, plan, rows)
 
 

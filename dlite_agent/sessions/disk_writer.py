@@ -13,15 +13,19 @@ logger = logging.getLogger(__name__)
 
 
 class DiskWriter:
-    """Runs jobs one after the other in a thread of its own. Thread-safe."""
+    """Runs jobs one after the other in a thread of its own. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str = "dlite disk tier") -> None:
         self._changed = threading.Condition()
         self._jobs: deque[tuple[Callable[[], None], int]] = deque()
         self._num_jobs = 0  # waiting or running
         self._num_bytes = 0
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="dlite disk tier", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property

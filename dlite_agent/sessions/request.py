@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 
 from dlite_agent.errors import RequestError
 from dlite_agent.sessions.budget import Need
+from dlite_agent.sessions.public import PUBLIC
 from dlite_agent.sessions.resident import Resident
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
@@ -47,7 +48,7 @@ class PrefixRequest:
         owned_ids: Sessions that it proved to know.
         answer_rows: KV rows that the answer is expected to need.
         drops_answers: It may take the place of an earlier answer to the same prompt.
-        tenant: It finds sessions of this tenant only.
+        tenant: It finds sessions of this tenant, and public ones.
     """
 
     prompt: list[int]
@@ -72,16 +73,19 @@ class PrefixRequest:
         """See `Resident.shared_with`."""
         return entry.shared_with(self.prompt, self.trail, more_than=more_than)
 
-    def search_order(self, entries: dict[str, Resident]) -> Iterator[Resident]:
-        """Its tenant's sessions: the named ones first, then the latest used."""
+    def search_order(self, entries: Mapping[str, Resident]) -> Iterator[Resident]:
+        """Its tenant's sessions: the named ones first, then the latest used; then public ones."""
         named = dict.fromkeys((*sorted(self.owned_ids), self.hint_id))
         for session_id in named:
             entry = entries.get(session_id) if session_id is not None else None
             if entry is not None and entry.tenant == self.tenant:
                 yield entry
-        for session_id, entry in reversed(entries.items()):
+        latest = list(entries.items())[::-1]
+        for session_id, entry in latest:
             if session_id not in named and entry.tenant == self.tenant:
                 yield entry
+        if self.tenant != PUBLIC:
+            yield from (entry for _, entry in latest if entry.tenant == PUBLIC)
 
     def origin(self, entry: Resident) -> Origin:
         """Why a session with a common prefix is chosen."""

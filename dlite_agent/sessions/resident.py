@@ -37,6 +37,7 @@ class SessionInfo:
         tenant: Whose it is.
         is_sibling: A branch that another session dropped, kept for a retry.
         sibling_of: That session's id, or empty.
+        is_parked: A turn runs on it whose stream nobody reads.
     """
 
     session_id: str
@@ -49,6 +50,7 @@ class SessionInfo:
     is_pinned: bool = False
     is_sibling: bool = False
     sibling_of: str = ""
+    is_parked: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +65,7 @@ class Resident:
         turn_start: Where the answer of its last turn begins.
         released_at: When its last turn ended, in seconds of the store's clock.
         ended_in_call: That turn ended in a tool call.
-        tenant: Whose it is; nobody else finds it.
+        tenant: Whose it is; nobody else finds it, unless it is `public.PUBLIC`.
         sibling_of: The session that dropped this branch; empty once a turn has gone on with it.
     """
 
@@ -180,6 +182,7 @@ class Resident:
             is_pinned=self.session.is_pinned,
             is_sibling=self.is_sibling,
             sibling_of=self.sibling_of,
+            is_parked=self.session.is_parked,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Never, Self
 
@@ -14,6 +15,7 @@ from dlite_agent.decoding.steps import Pause, Steps, drive, next_item, run_alone
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.errors import SessionError
+from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sampling import Sampler
 from dlite_agent.sessions.checkpoint import open_checkpoint, save_session
@@ -22,6 +24,7 @@ from dlite_agent.sessions.prefix import SyncReport, check_prompt, common_prefix_
 from dlite_agent.sessions.refusals import check_last_turn
 from dlite_agent.sessions.restore import restore_steps
 from dlite_agent.sessions.saved_session import SavedSession
+from dlite_agent.sessions.snapshot import KVSnapshot
 from dlite_agent.sessions.timeline import Timeline
 
 __all__ = ["Session", "SyncReport", "never"]
@@ -176,7 +179,16 @@ class Session(Timeline):
             SessionBusyError: Another operation runs.
         """
         with self._running("save"):
-            save_session(Path(folder), self.manifest(), self.kv)
+            save_session(Path(folder), self.manifest(), partial(rows_to_host, self.kv))
+
+    def snapshot(self) -> tuple[Manifest, KVSnapshot]:
+        """What `save` would write now, for another thread to write; release it here.
+
+        Raises:
+            SessionBusyError: Another operation runs.
+        """
+        with self._running("snapshot"):
+            return self.manifest(), KVSnapshot(self.kv)
 
     def manifest(self) -> Manifest:
         """What a save writes about this session, without segments."""

@@ -20,6 +20,7 @@ from dlite_agent.errors import CapacityError, SessionBusyError, SessionNotFoundE
 from dlite_agent.models.kv_pool import PAGE_ROWS
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.budget import KVBudget, Need
+from dlite_agent.sessions.prefix_search import WORTH_WAITING, PrefixSearch
 from dlite_agent.sessions.request import ComingPrefix, Origin, PrefixRequest, make_request
 from dlite_agent.sessions.resident import Resident, SessionInfo, num_pages, pages_to_grow
 from dlite_agent.sessions.session import Session
@@ -28,9 +29,6 @@ from dlite_agent.sessions.token_trail import TokenTrail
 __all__ = ["ComingPrefix", "Origin", "SessionStore"]
 
 logger = logging.getLogger(__name__)
-
-# Fewer tokens are prefilled sooner than waited for, or kept.
-_WORTH_WAITING = 32
 
 
 class SessionStore:
@@ -43,7 +41,8 @@ class SessionStore:
         prefill_chunk: Most prompt tokens of one forward.
         on_conflict: What a request does that names a session on which a turn runs: `fork` it, or
             raise `SessionBusyError` (`error`; and `wait`, since the store never blocks: its caller
-            asks again when that turn ended). A request that only shares a prefix forks.
+            asks again when that turn ended). A request that only shares a prefix forks, and so does
+            one that names a session whose turn is parked.
         clock: Seconds, for the age of sessions that wait for a tool.
     """
 
@@ -65,9 +64,12 @@ class SessionStore:
         self._on_conflict = on_conflict
         self._clock = clock
         self._entries: dict[str, Resident] = {}  # the least recently used first
+        self._search = PrefixSearch(self._entries, clock)
         self._is_closed = False
         self.on_evict: Callable[[Session], None] | None = None
         """Is given each session before its KV goes."""
+        self.on_shortage: Callable[[], bool] | None = None
+        """Gives back pages that no session holds; returns whether there were any."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +118,7 @@ class SessionStore:
             answer_rows: KV rows that the answer is expected to need.
             drops_answers: It may take the place of an earlier answer to the same prompt. One of
                 several answers must not.
-            tenant: Whose request it is; no other tenant's session is looked at.
+            tenant: Whose request it is; of sessions only its own are looked at, and public ones.
 
         Returns:
             The session, busy, and why it or its donor was chosen: `tool_call` when `in_place_ids`
@@ -129,7 +131,7 @@ class SessionStore:
         """
         request = make_request(prompt_ids, hint_session_id, in_place_ids, answer_rows)
         request = replace(request, drops_answers=drops_answers, tenant=tenant)
-        donor, common = self._longest_prefix(request)
+        donor, common = self._search.longest(request)
         if donor is None:
             return self._begin(self._open_new(request, _new_id()), request, 0, turn_start), "cold"
         origin = request.origin(donor)
@@ -152,25 +154,14 @@ class SessionStore:
 
     def shared_length(self, request: PrefixRequest) -> int:
         """How many of a prompt's tokens some session holds."""
-        return self._longest_prefix(request)[1]
+        return self._search.longest(request)[1]
 
     def coming_prefix(self, prompt_ids: Sequence[int], tenant: str = "") -> ComingPrefix | None:
         """The longest prefix that a running turn will hold soon, if waiting for it saves prefill.
 
         To be asked before `acquire` by whoever can wait: a fork of it costs pages only.
         """
-        request = replace(make_request(prompt_ids), tenant=tenant)
-        _, best = self._longest_prefix(request)
-        best += _WORTH_WAITING - 1
-        coming = None
-        for entry in self._entries.values():
-            if not entry.session.busy or entry.tenant != tenant:
-                continue
-            promised = entry.trail.common_prefix(request.trail, more_than=best)
-            promised = min(promised, len(request.prompt) - 1)
-            if promised > best:
-                best, coming = promised, ComingPrefix(entry.session, promised)
-        return coming
+        return self._search.coming(replace(make_request(prompt_ids), tenant=tenant))
 
     def release(self, session: Session, *, waits_for_tool: bool = False) -> None:
         """Make a session idle again, whatever became of its turn.
@@ -246,40 +237,16 @@ class SessionStore:
         for entry in list(self._entries.values()):
             self.discard(entry.session)
 
-    def _longest_prefix(self, request: PrefixRequest) -> tuple[Resident | None, int]:
-        """Whose tokens the prompt repeats furthest, and how far.
-
-        Of several that tie: one that can be taken over, else a named one, else the latest used.
-        """
-        best: Resident | None = None
-        common = 0
-        for entry in request.search_order(self._entries):
-            shared = request.shared_with(entry, more_than=common)
-            if shared > common:
-                best, common = entry, shared
-        if best is None or self._may_take_over(best, common, request):
-            return best, common
-        for entry in request.search_order(self._entries):
-            may_take_over = self._may_take_over(entry, common, request)
-            if may_take_over and request.shared_with(entry, more_than=common - 1) == common:
-                return entry, common
-        return best, common
-
-    def _may_take_over(self, entry: Resident, common: int, request: PrefixRequest) -> bool:
-        is_named = request.origin(entry) != "prefix"
-        return entry.may_be_taken_over(
-            common, self._clock(), is_named=is_named, drops_answers=request.drops_answers
-        )
-
     def _take_or_fork(self, donor: Resident, common: int, request: PrefixRequest) -> Resident:
         session = donor.session
-        if session.busy and self._on_conflict != "fork" and request.origin(donor) != "prefix":
+        is_locked = session.busy and not session.is_parked and self._on_conflict != "fork"
+        if is_locked and request.origin(donor) != "prefix":
             raise SessionBusyError(
                 f"session {session.session_id!r} runs a turn, and on_conflict is "
                 f"{self._on_conflict!r}; wait until that turn ends, or use on_conflict='fork'"
             )
         kept = min(common, len(request.prompt) - 1)  # the last prompt token is always forwarded
-        in_place = self._may_take_over(donor, common, request)
+        in_place = self._search.may_take_over(donor, common, request)
         if not in_place:
             try:
                 self._make_room(
@@ -293,7 +260,9 @@ class SessionStore:
             self._make_room(request.need(lambda rows: pages_to_grow(session.kv, kept, rows), donor))
             self._keep_sibling(donor, kept, request)
             return donor
-        return self.adopt(session.fork(kept, session_id=_new_id()), request.tenant)
+        drafter = None if donor.tenant == request.tenant else self._drafter_of(request.tenant)
+        fork = session.fork(kept, session_id=_new_id(), drafter=drafter)
+        return self.adopt(fork, request.tenant)
 
     def _keep_sibling(self, donor: Resident, kept: int, request: PrefixRequest) -> None:
         """Let what a turn is about to drop live on for a while, where memory is free."""
@@ -303,7 +272,7 @@ class SessionStore:
         # The copy of a begun page, and all that the turn takes without the pages that it drops.
         count = 1 + num_pages(request.num_planned) - kept // PAGE_ROWS
         num_spare = self._budget.num_spare(self._entries.values())
-        if len(donor.trail) - kept >= _WORTH_WAITING and num_spare >= count:
+        if len(donor.trail) - kept >= WORTH_WAITING and num_spare >= count:
             sibling = self.adopt(donor.session.fork(session_id=_new_id()), donor.tenant)
             sibling.turn_start, sibling.released_at = donor.turn_start, now
             sibling.sibling_of = donor.session.session_id
@@ -333,7 +302,13 @@ class SessionStore:
     def _make_room(self, need: Need) -> None:
         if self._is_closed:
             raise CapacityError("the session store is closed; load the model again")
-        for victim in self._budget.victims(need, self._entries.values(), self._clock()):
+        try:
+            victims = self._budget.victims(need, self._entries.values(), self._clock())
+        except CapacityError:
+            if self.on_shortage is None or not self.on_shortage():
+                raise
+            victims = self._budget.victims(need, self._entries.values(), self._clock())
+        for victim in victims:
             if self._budget.num_free >= need.now:
                 break
             self._evict(victim)

@@ -34,6 +34,8 @@ class Timeline:
         """Where the last turn began: the ids before it were there when its sync extended them."""
         self.labels: dict[str, str] = {}
         """What its owner notes beside; saved with it."""
+        self.is_parked = False
+        """Whether nobody reads the turn that runs: who names the session may fork it meanwhile."""
         self.is_pinned = False
         """Whether its owner keeps it although others need its memory."""
         self._target = target
@@ -90,6 +92,7 @@ class Timeline:
 
     def unclaim(self) -> None:
         """Mark the session idle. Any thread."""
+        self.is_parked = False
         with self._lock:
             self._busy = False
 
@@ -104,10 +107,17 @@ class Timeline:
         with self._running("rewind"):
             self._truncate_to(length)
 
-    def fork(self, at: int | None = None, *, session_id: str | None = None) -> Self:
+    def fork(
+        self,
+        at: int | None = None,
+        *,
+        session_id: str | None = None,
+        drafter: Drafter | None = None,
+    ) -> Self:
         """A session with the first `at` ids (all by default), which shares KV pages with this one.
 
-        May be called between the rounds of a running `decode`; this session is not changed.
+        May be called between the rounds of a running `decode`; this session is not changed. With
+        another drafter it takes over nothing that this one's has seen but the ids.
 
         Raises:
             ValueError: `at` is negative or more than the session has.
@@ -118,12 +128,15 @@ class Timeline:
         check_open(self.session_id, is_closed=self._is_closed)
         name = f"{self.session_id}-fork" if session_id is None else session_id
         other = type(self)(
-            self._target, self._drafter, session_id=name, prefill_chunk=self._prefill_chunk
+            self._target,
+            drafter or self._drafter,
+            session_id=name,
+            prefill_chunk=self._prefill_chunk,
         )
         other._state = self._state.fork(at)
         other.last_turn_start = min(at, self.last_turn_start)
         other._has_answer = self._has_answer
-        if self._is_draft_state_valid:
+        if self._is_draft_state_valid and drafter is None:
             try:
                 other._state.draft_state = self._drafter.fork(self._state.draft_state)
                 self._drafter.truncate_to(other._state.draft_state, at)

@@ -24,6 +24,7 @@ class Reader:
 
     submitted_s: float = field(default_factory=time.perf_counter)
     is_cancelled: bool = False
+    is_parked: bool = False
     generation: Generation | None = None
 
     def put(self, event: Event) -> None:

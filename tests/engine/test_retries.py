@@ -52,6 +52,7 @@ def load(folder: Path) -> Iterator[Load]:
 class Reader:
     submitted_s: float = 0.0
     is_cancelled: bool = False
+    is_parked: bool = False
     events: list[Event] = field(default_factory=list)
 
     def put(self, event: Event) -> None:

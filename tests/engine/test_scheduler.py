@@ -40,6 +40,7 @@ class Reader:
 
     submitted_s: float = field(default_factory=time.perf_counter)
     is_cancelled: bool = False
+    is_parked: bool = False
     events: list[Event] = field(default_factory=list)
 
     def put(self, event: Event) -> None:
