@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -56,7 +57,27 @@ def choices(schema: Mapping[str, JSON]) -> list[tuple[str, JSON]] | None:
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None
-    return [(value if isinstance(value, str) else json.dumps(value), value) for value in values]
+    return [
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), value)
+        for value in values
+        if _is_allowed(value, schema)
+    ]
+
+
+def _is_allowed(value: JSON, schema: Mapping[str, JSON]) -> bool:
+    """Whether a value of an `enum` satisfies the keywords beside it that say what texts are."""
+    named = schema.get("type")
+    types = named if isinstance(named, list) else [named or _TYPE_OF[type(value)]]
+    if _TYPE_OF[type(value)] not in types and not (
+        isinstance(value, int | float) and "number" in types and not isinstance(value, bool)
+    ):
+        return False
+    low, high = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+    if not isinstance(value, str) or not isinstance(low, int | float):
+        return True
+    pattern = schema.get("pattern")
+    fits = not isinstance(pattern, str) or re.search(pattern, value) is not None
+    return fits and isinstance(high, int | float) and low <= len(value) <= high
 
 
 def is_text(schema: Mapping[str, JSON], root: Mapping[str, JSON]) -> bool:
@@ -72,7 +93,12 @@ def text_schemas(schema: JSON, root: Mapping[str, JSON], depth: int = 0) -> list
         branches = [found[union] for union in _UNIONS if isinstance(found.get(union), list)]
         if branches:
             listed = [branch for union in branches if isinstance(union, list) for branch in union]
-            return [text for branch in listed for text in text_schemas(branch, root, depth + 1)]
+            beside = {key: value for key, value in found.items() if key not in _UNIONS}
+            return [
+                {**beside, **text}
+                for branch in listed
+                for text in text_schemas(branch, root, depth + 1)
+            ]
     return [found] if is_text(found, root) else []
 
 
@@ -142,7 +168,7 @@ def _types(schema: JSON, root: Mapping[str, JSON], depth: int = 0) -> Iterator[s
     elif (known := choices(found)) is not None:
         yield from (_TYPE_OF[type(value)] for _, value in known)
     elif depth < _MAX_REFERENCES:
-        for union in _UNIONS:
+        for union in (*_UNIONS, "allOf"):
             branches = found.get(union)
             for branch in branches if isinstance(branches, list) else ():
                 yield from _types(branch, root, depth + 1)

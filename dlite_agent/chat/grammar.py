@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,9 +24,8 @@ from dlite_agent.chat.call_values import choices, is_text, resolved, text_schema
 from dlite_agent.chat.markers import CALL, CALL_END, THINK, THINK_END
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
-from dlite_agent.chat.patterns import whole_text
 from dlite_agent.chat.template import CallForm
-from dlite_agent.errors import RequestError
+from dlite_agent.chat.xml_schema import has_named_parameters, parameters, text_terminal
 
 __all__ = ["TurnForm", "turn_grammar"]
 
@@ -35,8 +34,6 @@ _VALUE_END = "\n</parameter>\n"
 _WITH_VALUE_END = r"/(?s:.*\n)?<\/parameter>\n(?s:.*)/"
 _ANY_TEXT = r"/(\n(.|\n)*)?/"  # an empty value has a line of its own, or none
 _ANY_PARAMETER = r'"<parameter=" /[^<>\n]+/ ">" any_text'
-_TAG_NAME = re.compile(r"[^<>\n]+")
-_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 _SPACING: dict[str, JSON] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -44,6 +41,7 @@ _SPACING: dict[str, JSON] = {
 }
 _ANY_OBJECT: dict[str, JSON] = {"type": "object"}
 _NO_ARGUMENTS: dict[str, JSON] = {"type": "object", "properties": {}}
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\(\?P=|\\[1-9k]")
 _BARE_KEYS = {"type", "title", "description", "required", "$schema"}
 _SUBSCHEMAS = ("items", "additionalProperties", "contains", "propertyNames")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "prefixItems")
@@ -135,7 +133,8 @@ class _Writer:
     def json(self, schema: Mapping[str, JSON], *, is_strict: bool) -> str:
         """A JSON value that fits a schema, in the template's spacing."""
         guidance: dict[str, JSON] = {**_SPACING, "lenient": not is_strict}
-        return f"%json {json.dumps({**_closed(schema), 'x-guidance': guidance})}"
+        closed = _closed(schema, keeps_all=is_strict)
+        return f"%json {json.dumps({**closed, 'x-guidance': guidance})}"
 
     def call(self, allowed: Sequence[ToolSpec], *, is_forced: bool) -> str:
         """The name of a rule: one call of one of the tools."""
@@ -157,40 +156,44 @@ class _Writer:
         self._rules.append(f'{rule}: {_literal(head)} {arguments} "}}"')
 
     def _xml_call(self, rule: str, tool: ToolSpec, schema: Mapping[str, JSON]) -> None:
-        _check_tag(tool.name, tool.name)
         parts = [_literal(f"<function={tool.name}>\n")]
-        if schema is _ANY_OBJECT:
+        is_free = not has_named_parameters(tool, schema) or schema is _ANY_OBJECT
+        if is_free:
             parts.append("any_parameter*")
             self._need("any_parameter", _ANY_PARAMETER)
             self._need(f"any_text[suffix={_literal(_VALUE_END)}]", _ANY_TEXT)
-        for number, (key, value, is_required) in enumerate(_parameters(tool.name, schema)):
-            _check_tag(tool.name, key)
+        named = () if is_free else parameters(tool, schema)
+        for number, (key, value, is_required) in enumerate(named):
             name = f"{rule}_{number}"
-            body = self._xml_value(name, resolved(value, schema), schema, is_strict=tool.strict)
+            where = f"parameter {key!r} of the tool {tool.name!r}"
+            value = resolved(value, schema)
+            if choices(value) is None and is_text(value, schema):
+                texts = [
+                    text_terminal(branch, where, is_strict=tool.strict)
+                    for branch in text_schemas(value, schema)
+                ]
+                body = self._xml_text(name, texts)
+            else:
+                body = self._xml_value(value, schema, is_strict=tool.strict)
             self._rules.append(f"{name}: {_literal(f'<parameter={key}>')} {body}")
             parts.append(name if is_required else f"{name}?")
         parts.append(_literal("</function>"))
         self._rules.append(f"{rule}: {' '.join(parts)}")
 
     def _xml_value(
-        self, rule: str, schema: Mapping[str, JSON], root: Mapping[str, JSON], *, is_strict: bool
+        self, schema: Mapping[str, JSON], root: Mapping[str, JSON], *, is_strict: bool
     ) -> str:
-        """A value and its closing tag, as `call_values.value_from_text` reads it."""
+        """A value that is no text and its closing tag, as `value_from_text` reads it."""
         known = choices(schema)
         if known is not None:
             texts = " | ".join(_literal(_LINE + text) for text, _ in known)
             return f"({texts}) {_literal(_VALUE_END)}"
-        if is_text(schema, root):
-            return self._xml_text(rule, text_schemas(dict(schema), root), is_strict=is_strict)
         definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
         value = self.json({**schema, **definitions}, is_strict=is_strict)
         return f"{_literal(_LINE)} {value} {_literal(_VALUE_END)}"
 
-    def _xml_text(
-        self, rule: str, schemas: Sequence[Mapping[str, JSON]], *, is_strict: bool
-    ) -> str:
-        """A text that satisfies one of some schemas, and the first closing tag behind it."""
-        texts = [_text(schema, is_strict=is_strict) for schema in schemas]
+    def _xml_text(self, rule: str, texts: Sequence[str]) -> str:
+        """A text that one of some terminals matches, and the first closing tag behind it."""
         body = _ANY_TEXT
         if all(texts):
             body = f"{rule.upper()}_TEXT"
@@ -222,88 +225,32 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _check_tag(tool: str, name: str) -> None:
-    if not _TAG_NAME.fullmatch(name):
-        raise RequestError(
-            f"the tool {tool!r} has the name {name!r}, which cannot stand in a tag, and this "
-            "checkpoint writes calls with tags; rename it"
-        )
-
-
-def _parameters(tool: str, schema: Mapping[str, JSON]) -> Iterator[tuple[str, JSON, bool]]:
-    """Key, schema and whether it is required, of each parameter in the XML form.
-
-    Raises:
-        RequestError: One is required that there may not be.
-    """
-    found = resolved(dict(schema), schema)
-    known, listed = found.get("properties"), found.get("required")
-    properties, required = _mapping(known), listed if isinstance(listed, list) else []
-    for key, value in properties.items():
-        if value is not False:
-            yield key, value, key in required
-    others = found.get("additionalProperties", known is None)
-    for name in required:
-        if isinstance(name, str) and name not in properties:
-            if others is False:
-                raise RequestError(
-                    f"the tool {tool!r} requires {name!r}, which is none of its properties; "
-                    "describe it, or do not require it"
-                )
-            yield name, others, True
-
-
-def _text(schema: Mapping[str, JSON], *, is_strict: bool) -> str:
-    """A terminal's body for the texts of a schema; nothing where that is any text.
-
-    Raises:
-        RequestError: It has a pattern that cannot be enforced, and has to be.
-    """
-    known = choices(schema)
-    if known is not None:
-        return " | ".join(_literal(text) for text, value in known if isinstance(value, str))
-    parts = []
-    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-    if (low, high) != (0, ""):
-        parts.append(f"/(?s:.{{{low},{high}}})/")
-    pattern = schema.get("pattern")
-    if isinstance(pattern, str):
-        try:
-            parts.append(f"/{_SLASH.sub(_escaped_slash, whole_text(pattern))}/")
-        except ValueError as error:
-            if is_strict:
-                raise RequestError(f"{error}; simplify it, or send strict=false") from error
-    return " & ".join(parts)
-
-
-def _escaped_slash(found: re.Match[str]) -> str:
-    """Part of an expression between slashes."""
-    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
-
-
-def _mapping(value: JSON | Mapping[str, JSON]) -> Mapping[str, JSON]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _closed(schema: Mapping[str, JSON]) -> dict[str, JSON]:
+def _closed(schema: Mapping[str, JSON], *, keeps_all: bool) -> dict[str, JSON]:
     """The schema with every object closed that lists its properties and says nothing of others.
 
-    Branches of `allOf` stay as they are: closed ones would exclude each other.
+    Branches of `allOf` stay as they are: closed ones would exclude each other. Unless all is kept,
+    patterns that look around or refer back are left out.
     """
     closed: dict[str, JSON] = dict(schema)
+    pattern = closed.get("pattern")
+    if isinstance(pattern, str) and not keeps_all and _LOOKS_AROUND.search(pattern):
+        del closed["pattern"]
     for key in _SUBSCHEMAS:
         value = closed.get(key)
         if isinstance(value, dict):
-            closed[key] = _closed(value)
+            closed[key] = _closed(value, keeps_all=keeps_all)
     for key in _SCHEMA_LISTS:
         values = closed.get(key)
         if isinstance(values, list):
-            closed[key] = [_closed(value) if isinstance(value, dict) else value for value in values]
+            closed[key] = [
+                _closed(value, keeps_all=keeps_all) if isinstance(value, dict) else value
+                for value in values
+            ]
     for key in _SCHEMA_MAPS:
         named = closed.get(key)
         if isinstance(named, dict):
             closed[key] = {
-                name: _closed(value) if isinstance(value, dict) else value
+                name: _closed(value, keeps_all=keeps_all) if isinstance(value, dict) else value
                 for name, value in named.items()
             }
     is_open = "allOf" in closed or "additionalProperties" in closed or "$ref" in closed

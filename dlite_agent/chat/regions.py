@@ -59,8 +59,7 @@ class TurnRegions:
     ) -> None:
         self.region: Region = region
         self._reader = calls or JsonCalls()
-        is_lenient = isinstance(calls, XmlCalls) and not calls.is_exact
-        self._bare_calls = calls if is_lenient else None
+        self._bare_calls = calls if isinstance(calls, XmlCalls) and not calls.is_exact else None
         self._stops = stops
         self.stretch = self._new_stretch()
         self.calls: list[ToolCall] = []

@@ -20,6 +20,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance.numpy import allocate_token_bitmask
 
 from dlite_agent.decoding.draft_masks import DraftMasks
+from dlite_agent.decoding.grammar_errors import refusal
 from dlite_agent.errors import RequestError
 
 __all__ = ["Closing", "Constraint", "GrammarCompiler", "TokenTable"]
@@ -157,20 +158,25 @@ class GrammarCompiler:
         key = (tenant, grammar)
         matcher = self._compiled.get(key)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-            if matcher.is_error():
-                raise RequestError(
-                    f"a schema of the request cannot be enforced: {_reason(matcher.get_error())}; "
-                    "simplify it, or send it with strict=false"
-                )
-            self._check_satisfiable(matcher, examples)
-            self._compiled[key] = matcher
+            matcher = self._compiled[key] = self.check(grammar, examples)
             if len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(key)
         return Constraint(matcher.deep_copy(), self._vocabulary, closing, examples)
 
-    def _check_satisfiable(self, matcher: LLMatcher, examples: Sequence[str]) -> None:
+    def knows(self, grammar: str, tenant: str = "") -> bool:
+        """Whether a grammar is compiled."""
+        return (tenant, grammar) in self._compiled
+
+    def check(self, grammar: str, examples: Sequence[str] = ()) -> LLMatcher:
+        """A matcher at the grammar's start, which is not kept.
+
+        Raises:
+            RequestError: As for `compile`.
+        """
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise RequestError(refusal(matcher.get_error()))
         constraint = Constraint(matcher.deep_copy(), self._vocabulary, "never", examples)
         if constraint.ending(_MAX_ENDING) is None:
             raise RequestError(
@@ -178,6 +184,7 @@ class GrammarCompiler:
                 f"{_MAX_ENDING} tokens; a definition that needs itself has none at all: make the "
                 "recursion optional, or lower minItems and minLength"
             )
+        return matcher
 
 
 class Constraint:
@@ -329,11 +336,3 @@ class Constraint:
 
     def _num_valid(self, token_ids: Sequence[int]) -> int:
         return self._matcher.validate_tokens(list(token_ids))
-
-
-def _reason(error: str) -> str:
-    """What llguidance found, without where in its own text it was."""
-    lines = error.strip().splitlines()
-    first = lines[0].partition("failed to compile JSON schema: ")[2] or lines[0]
-    causes = [line for line in lines if line.startswith("error: ")]
-    return f"{first} {causes[0]}" if causes and first.endswith(":") else first

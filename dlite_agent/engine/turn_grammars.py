@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.markers import CALL, THINK_END
-from dlite_agent.chat.output_rules import OutputRules, ToolChoice
+from dlite_agent.chat.messages import JSON, ToolSpec
+from dlite_agent.chat.output_rules import AnswerFormat, OutputRules
 from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.renderer import RenderedPrompt
+from dlite_agent.chat.schema_faults import fault_in
 from dlite_agent.chat.template import CallForm
 from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
 from dlite_agent.errors import RequestError
@@ -56,9 +59,6 @@ class TurnGrammars:
         """
         rules = request.output
         form = TurnForm(self._control, self._calls, self._thought(prompt))
-        grammar = turn_grammar(rules, request.tools, form)
-        if grammar is None:
-            return None
         closing: Closing = "never" if rules.answer is None else "answers"
         if rules.closes_calls:
             closing = "all"
@@ -66,23 +66,44 @@ class TurnGrammars:
         schemas = (answer, *(tool.parameters for tool in request.tools))
         texts = tuple(dict.fromkeys(text for schema in schemas for text in examples(schema)))
         try:
-            return self._compiler.compile(grammar, request.tenant, closing, texts)
+            grammar = turn_grammar(rules, request.tools, form)
         except RequestError as error:
-            name = self._unmet(request, form, texts)
-            if name is None:
-                raise
-            raise RequestError(f"tool {name!r}: {error}") from error
+            raise RequestError(self._fault(request, texts) or str(error)) from error
+        if grammar is None:
+            return None
+        if not self._compiler.knows(grammar, request.tenant):
+            fault = self._fault(request, texts)
+            if fault is not None:
+                raise RequestError(fault)
+        return self._compiler.compile(grammar, request.tenant, closing, texts)
 
-    def _unmet(self, request: ChatRequest, form: TurnForm, texts: Sequence[str]) -> str | None:
-        """The first tool whose schema by itself cannot be enforced or met."""
-        for tool in request.output.allowed(request.tools):
-            one = OutputRules(ToolChoice("required", (tool.name,)))
-            grammar = turn_grammar(one, (tool,), form)
+    def _fault(self, request: ChatRequest, texts: Sequence[str]) -> str | None:
+        """The first schema that cannot be enforced or met: whose, where and why.
+
+        Each is looked at alone, in the JSON form, also where the turn could do without it: a call
+        that has begun has to end, and what JSON cannot be held to, tags are not held to either.
+        """
+        form = TurnForm(self._control, "json", "none")
+
+        def refusal(schema: Mapping[str, JSON], *, is_strict: bool) -> str | None:
+            answer = AnswerFormat(dict(schema), strict=is_strict)
+            grammar = turn_grammar(OutputRules(answer=answer), (), form)
             try:
-                if grammar is not None:
-                    self._compiler.compile(grammar, request.tenant, examples=texts)
-            except RequestError:
-                return tool.name
+                self._compiler.check(grammar or "", texts)
+            except RequestError as error:
+                return str(error)
+            return None
+
+        answer = request.output.answer
+        named = [
+            (f"tool {tool.name!r}", dict(tool.parameters), tool.strict) for tool in _bound(request)
+        ]
+        if answer is not None and answer.schema is not None:
+            named.append(("response_format", dict(answer.schema), answer.strict))
+        for name, schema, is_strict in named:
+            fault = fault_in(schema, partial(refusal, is_strict=is_strict))
+            if fault is not None:
+                return f"{name}: at {fault[0]}, {fault[1]}"
         return None
 
     def _thought(self, prompt: RenderedPrompt) -> Literal["open", "optional", "none"]:
@@ -90,3 +111,10 @@ class TurnGrammars:
             return "open"
         is_closed = self._control.get(THINK_END) in prompt.token_ids[-_TAIL:]
         return "none" if is_closed else "optional"
+
+
+def _bound(request: ChatRequest) -> list[ToolSpec]:
+    """Tools whose calls are held to their schemas."""
+    is_forced = request.output.tool_choice.mode == "required"
+    allowed = request.output.allowed(request.tools)
+    return [tool for tool in allowed if is_forced or tool.strict]

@@ -483,3 +483,53 @@ def test_random_calls_fit_random_schemas(start: Start, seed: int) -> None:
     for call in parsed.message.tool_calls:
         assert call.name == "f"
         jsonschema.validate(call.arguments, schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"format": "date"}, "2024-02-28", "2024-02-30"),
+        ({"format": "time"}, "23:59:00.5Z", "24:00:00Z"),
+        ({"format": "date-time"}, "2024-12-01T00:00:00+02:00", "2024-12-01"),
+        ({"format": "email"}, "ann.b+c@mail-1.co", "ann..b@mail.co"),
+        ({"format": "hostname"}, "a-b.c", "-a.b"),
+        ({"format": "ipv4"}, "127.0.0.1", "256.0.0.1"),
+        ({"format": "uuid"}, "0123abcd-0123-4567-89ab-0123456789ab", "0123abcd"),
+        ({"type": "string", "enum": ["ab", "b", 3], "pattern": "a"}, "ab", "b"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 2}, "xy", "xyz"),
+        ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, "3", "2"),
+    ],
+)
+def test_texts_of_parameters_are_held_to_what_is_known_of_them(
+    start: Start, schema: dict[str, JSON], good: str, bad: str
+) -> None:
+    parameters: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"a": {**schema, **({"type": "string"} if "format" in schema else {})}},
+        "required": ["a"],
+    }
+    texts = tuple(examples(parameters))
+    tools = [ToolSpec("f", "", parameters, strict=True)]
+    constraint = start(OutputRules(REQUIRED), tools, "xml", "none", "never", texts)
+    for value, is_allowed in ((good, True), (bad, False)):
+        body = f"<parameter=a>\n{value}\n</parameter>"
+        turn = f"<tool_call>\n<function=f>\n{body}\n</function>\n</tool_call>"
+        assert accepts(constraint, turn) is is_allowed
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"type": "object", "properties": {"a": {"type": "string", "format": "uri"}}},
+        {"type": "object", "properties": {"a": {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}}},
+    ],
+)
+def test_what_tags_cannot_be_held_to_is_refused_while_strict(
+    start: Start, parameters: dict[str, JSON]
+) -> None:
+    with pytest.raises(RequestError, match=r"'f'.*strict=false"):
+        start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters, strict=True)], "xml")
+    lenient = start(OutputRules(REQUIRED), [ToolSpec("f", "", parameters)], "xml")
+    body = "<parameter=a>\nanything\n</parameter>\n"
+    assert accepts(lenient, f"<tool_call>\n<function=f>\n{body}</function>\n</tool_call>")
