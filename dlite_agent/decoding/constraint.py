@@ -7,8 +7,6 @@ looked at and taken back within one call, so that nothing has to be rolled back 
 from __future__ import annotations
 
 import json
-import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,16 +14,15 @@ from itertools import takewhile
 from typing import Literal
 
 import torch
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask
 
 from dlite_agent.decoding.draft_masks import DraftMasks
 from dlite_agent.decoding.grammar_errors import refusal
+from dlite_agent.decoding.token_trie import TokenTable, token_trie
 from dlite_agent.errors import RequestError
 
-__all__ = ["Closing", "Constraint", "GrammarCompiler", "TokenTable"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Closing", "Constraint", "GrammarCompiler"]
 
 Closing = Literal["answers", "all", "never"]
 
@@ -41,39 +38,6 @@ _STEP = 0x9E3779B1  # spreads consecutive numbers
 _LETTER = "x"
 _TEXT_ENDS = ("\n</parameter>\n", '"')
 _VALUE_ENDS = ("}", "]", ",", '"')
-
-
-class TokenTable:
-    """A vocabulary as llguidance wants it.
-
-    Args:
-        texts: Bytes of every id; of a control token its spelling, and nothing for an id that is no
-            token.
-        control_ids: Ids of control tokens.
-        stop_ids: Ids that end a turn, the usual one first.
-        encode: Text to ordinary ids.
-        call_id: Opens a call, if it is a token.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[bytes],
-        control_ids: Sequence[int],
-        stop_ids: Sequence[int],
-        encode: Callable[[str], Sequence[int]],
-        call_id: int | None = None,
-    ) -> None:
-        self.call_id = call_id
-        self.tokens = list(texts)
-        self.special_token_ids = sorted(set(control_ids) | set(stop_ids))
-        self.stop_ids = list(stop_ids)
-        self.eos_token_id = self.stop_ids[0]
-        self.bos_token_id = None
-        self.encode = encode
-
-    def __call__(self, text: bytes) -> list[int]:
-        """Ids of text; llguidance asks for those of forced bytes."""
-        return list(self.encode(text.decode("utf-8", "replace")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +73,17 @@ class GrammarCompiler:
     """Compiles grammars for one vocabulary.
 
     Args:
-        table: The vocabulary. Reading one of 152,000 tokens takes seconds; do it once.
+        table: The vocabulary; see `token_trie` for what reading it takes.
         vocab_size: Columns of the target's logits; ids beyond the table are never allowed.
     """
 
     def __init__(self, table: TokenTable, vocab_size: int) -> None:
-        began_s = time.perf_counter()
-        self._tokenizer = LLTokenizer(TokenizerWrapper(table), eos_token=table.stop_ids)
+        self._trie = token_trie(table)
         stop_ids = frozenset(table.stop_ids)
         ends = [i for i in table.special_token_ids if table.tokens[i].startswith(b"</")]
         self._vocabulary = _Vocabulary(
             vocab_size,
-            self._tokenizer.vocab_size,
+            self._trie.tokenizer.vocab_size,
             stop_ids,
             table.eos_token_id,
             table.call_id,
@@ -131,9 +94,6 @@ class GrammarCompiler:
             tuple(tuple(table.encode(text)) for text in _VALUE_ENDS),
         )
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
-        logger.debug(
-            "grammar vocabulary tokens=%d s=%.2f", len(table.tokens), time.perf_counter() - began_s
-        )
 
     def compile(
         self,
@@ -174,7 +134,7 @@ class GrammarCompiler:
         Raises:
             RequestError: As for `compile`.
         """
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = LLMatcher(self._trie.tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise RequestError(refusal(matcher.get_error()))
         constraint = Constraint(matcher.deep_copy(), self._vocabulary, "never", examples)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 from dlite_agent.backend import ChatRequest
@@ -15,7 +15,8 @@ from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.renderer import RenderedPrompt
 from dlite_agent.chat.schema_faults import fault_in
 from dlite_agent.chat.template import CallForm
-from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
+from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler
+from dlite_agent.decoding.token_trie import TokenTable
 from dlite_agent.errors import RequestError
 from dlite_agent.tokenizer import CheckpointTokenizer
 
@@ -25,7 +26,10 @@ _TAIL = 8  # tokens of a generation prompt in which a thought may have been clos
 
 
 class TurnGrammars:
-    """The grammars of one model's turns. Reading a vocabulary of 152,000 tokens takes two seconds.
+    """The grammars of one model's turns.
+
+    The first that is asked for reads the vocabulary, unless another model of this process has the
+    same: half a second for 152,000 tokens, which a model without grammars never pays.
 
     Args:
         tokenizer: The checkpoint's.
@@ -41,14 +45,24 @@ class TurnGrammars:
         stop_ids: Sequence[int],
         calls: CallForm = "json",
     ) -> None:
-        control = tokenizer.control_tokens
-        texts = [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)]
-        table = TokenTable(
-            texts, list(control.values()), stop_ids, tokenizer.encode_untrusted, control.get(CALL)
-        )
-        self._compiler = GrammarCompiler(table, vocab_size)
-        self._control = control
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._stop_ids = stop_ids
+        self._control = tokenizer.control_tokens
         self._calls: CallForm = calls
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        tokenizer = self._tokenizer
+        table = TokenTable(
+            [tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)],
+            list(self._control.values()),
+            self._stop_ids,
+            tokenizer.encode_untrusted,
+            self._control.get(CALL),
+            fingerprint=tokenizer.fingerprint,
+        )
+        return GrammarCompiler(table, self._vocab_size)
 
     def constraint(self, request: ChatRequest, prompt: RenderedPrompt) -> Constraint | None:
         """The constraint of a turn, at its start; None where anything may be written.

@@ -21,8 +21,9 @@ from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.stream_parser import ParsedTurn, StreamParser
 from dlite_agent.chat.template import CallForm
 from dlite_agent.config import SamplingParams
-from dlite_agent.decoding.constraint import Closing, GrammarCompiler, TokenTable
+from dlite_agent.decoding.constraint import Closing, GrammarCompiler
 from dlite_agent.decoding.stopping import StopRules
+from dlite_agent.decoding.token_trie import TokenTable
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter

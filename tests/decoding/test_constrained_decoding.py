@@ -13,10 +13,11 @@ from dlite_agent.chat.grammar import TurnForm, turn_grammar
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.config import SamplingParams
-from dlite_agent.decoding.constraint import GrammarCompiler, TokenTable
+from dlite_agent.decoding.constraint import GrammarCompiler
 from dlite_agent.decoding.loop import Round
 from dlite_agent.decoding.stopping import StopRules
 from dlite_agent.decoding.thoughts import ThoughtBudget
+from dlite_agent.decoding.token_trie import TokenTable
 from dlite_agent.drafters.drafter import Drafter
 from dlite_agent.drafters.lookup import LookupDrafter
 from dlite_agent.drafters.null import NullDrafter

@@ -17,8 +17,9 @@ from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.patterns import examples
 from dlite_agent.chat.stream_parser import StreamParser
 from dlite_agent.chat.template import CallForm
-from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler, TokenTable
+from dlite_agent.decoding.constraint import Closing, Constraint, GrammarCompiler
 from dlite_agent.decoding.draft_masks import DraftMasks
+from dlite_agent.decoding.token_trie import TokenTable
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
 from dlite_agent.tokenizer import load_tokenizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
 from dlite_agent.chat.renderer import Renderer
 from dlite_agent.chat.template import CallForm
+from dlite_agent.decoding import token_trie
 from dlite_agent.engine.turn_grammars import TurnGrammars
 from dlite_agent.errors import RequestError
 from dlite_agent.testing import ByteTokenizer
@@ -22,6 +24,7 @@ class Bytes(ByteTokenizer):
     """As large as what it can spell."""
 
     vocab_size = 265
+    fingerprint = "bytes"
 
 
 STOP = ByteTokenizer().control_tokens["<|im_end|>"]
@@ -109,8 +112,8 @@ def test_what_nothing_satisfies_is_refused_whenever_it_is_asked_for(
     said = refused(grammars, tools=(tool(schema, strict=False),), output=output)
     assert why in said
     assert "strict=false" not in said
-    answer = cast(dict[str, JSON], tool(schema).parameters)
-    said = refused(grammars, output=OutputRules(answer=AnswerFormat(answer)))
+    answer = AnswerFormat(dict(tool(schema).parameters))
+    said = refused(grammars, output=OutputRules(answer=answer))
     assert said.startswith("response_format: at #/properties/outer/properties/a")
     fine = ToolSpec("fine", "", {"type": "object", "properties": {}})
     tools = (fine, tool(schema, strict=False))
@@ -130,3 +133,48 @@ def test_a_schema_at_whose_parts_nothing_is_wrong_is_named_as_a_whole(
     said = refused(grammars, tools=(ToolSpec("wide", "", many, strict=True),))
     assert said.startswith("tool 'wide': at #, ")
     assert "2048" in said
+
+
+def count_reading(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the vocabularies that are read from now on."""
+    read: list[int] = []
+
+    class Counted(token_trie.TokenTrie):
+        __slots__ = ()
+
+        def __init__(self, table: token_trie.TokenTable) -> None:
+            read.append(len(table.tokens))
+            super().__init__(table)
+
+    monkeypatch.setattr(token_trie, "TokenTrie", Counted)
+    return read
+
+
+class OtherBytes(Bytes):
+    """Another tokenizer."""
+
+    fingerprint = "other bytes"
+
+
+def test_the_first_grammar_reads_the_vocabulary_once_for_all_models(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = count_reading(monkeypatch)
+
+    def model(stop_ids: tuple[int, ...] = (STOP,)) -> TurnGrammars:
+        return TurnGrammars(cast(CheckpointTokenizer, OtherBytes()), 300, stop_ids)
+
+    free = ChatRequest(ASKED)
+    bound = ChatRequest(ASKED, output=OutputRules(answer=AnswerFormat({"type": "integer"})))
+    first, second = model(), model()
+    assert first.constraint(free, PROMPT) is None
+    assert read == [], "nobody needed it"
+    for grammars in (first, second, first):
+        assert grammars.constraint(bound, PROMPT) is not None
+    assert read == [265]
+    model((STOP, 0)).constraint(bound, PROMPT)
+    assert read == [265, 265], "another end of turns"
+    del first, second, grammars
+    gc.collect()
+    model().constraint(bound, PROMPT)
+    assert read == [265, 265, 265], "nobody uses it any more"
