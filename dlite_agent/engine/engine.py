@@ -12,15 +12,16 @@ import os
 import queue
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self, TypeVar
 
 from dlite_agent.backend import ChatRequest
-from dlite_agent.chat.messages import Message, ToolSpec
+from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.choices import answers_in_order, split_choices
+from dlite_agent.engine.submission import ReaderWatch, TurnReader, submit_choices
 from dlite_agent.engine.submit_beside import submitted
 from dlite_agent.engine.tasks import (
     Answer,
@@ -29,8 +30,6 @@ from dlite_agent.engine.tasks import (
     EngineInfo,
     Event,
     Failure,
-    Finished,
-    Host,
     Inspect,
     ListSessions,
     Progress,
@@ -45,9 +44,10 @@ from dlite_agent.engine.tasks import (
     Usage,
 )
 from dlite_agent.engine.turnstile import Turnstile
-from dlite_agent.engine.worker import open_host
+from dlite_agent.engine.worker import close_dropped, open_host
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation, GenerationChunk
+from dlite_agent.sessions.public import PUBLIC
 
 __all__ = ["Engine"]
 
@@ -85,7 +85,7 @@ class Engine:
         self._pid = os.getpid()
         self._host = open_host(self.config, loader)
         self._turnstile = Turnstile(self.config.max_queue)
-        self._finalizer = weakref.finalize(self, _close_host, self._host)
+        self._finalizer = weakref.finalize(self, close_dropped, self._host)
 
     @classmethod
     def shared(cls, config: EngineConfig | str = "nano") -> Engine:
@@ -161,17 +161,11 @@ class Engine:
         events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         choices = split_choices(request)
         self._turnstile.enter(len(choices), waits=request.when_full == "wait")
-        cancel = self._submit_choices(choices, lambda *event: events.put(event))
-        num_running = len(choices)
-        try:
-            while num_running:
-                choice_index, event = events.get()
-                if isinstance(event, Finished):
-                    num_running -= 1
-                else:
-                    yield _chunk(event, choice_index)
-        finally:
-            cancel()
+        watch = ReaderWatch(self.config.park_after_s)
+        cancel = self._submit_choices(choices, lambda *event: events.put(event), watch)
+        with TurnReader(len(choices), cancel, watch) as reader:
+            while reader.num_running:
+                yield from reader.read(*events.get())
 
     def generate(self, request: ChatRequest) -> Generation:
         """Run one turn and return its end; of several choices, the first."""
@@ -198,17 +192,13 @@ class Engine:
             loop.call_soon_threadsafe(events.put_nowait, (choice_index, event))
 
         await self._turnstile.aenter(len(choices), waits=request.when_full == "wait")
-        cancel = await submitted(request, partial(self._submit_choices, choices, put))
-        num_running = len(choices)
-        try:
-            while num_running:
-                choice_index, event = await events.get()
-                if isinstance(event, Finished):
-                    num_running -= 1
-                else:
-                    yield _chunk(event, choice_index)
-        finally:
-            cancel()
+        watch = ReaderWatch(self.config.park_after_s)
+        submit = partial(self._submit_choices, choices, put, watch)
+        cancel = await submitted(request, submit)
+        with TurnReader(len(choices), cancel, watch) as reader:
+            while reader.num_running:
+                for chunk in reader.read(*await events.get()):
+                    yield chunk
 
     async def agenerate(self, request: ChatRequest) -> Generation:
         """`generate` for asyncio."""
@@ -217,6 +207,32 @@ class Engine:
     async def agenerate_choices(self, request: ChatRequest) -> list[Generation]:
         """`generate_choices` for asyncio."""
         return answers_in_order([chunk async for chunk in self.astream(request)])
+
+    def publish(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        template_kwargs: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Declare that these messages and tools are no secret, and compute them for all tenants.
+
+        Prompts that begin with them, of whatever tenant, then begin behind them. Nothing else is
+        shared between tenants. Their KV is kept until `unpublish`, whoever needs memory.
+
+        Raises:
+            CapacityError: There is no room for them.
+            DLiteError: As for a turn.
+        """
+        kwargs = dict(template_kwargs or {})
+        request = ChatRequest(tuple(messages), tuple(tools), template_kwargs=kwargs)
+        request = replace(request, is_partial=True, is_public=True, when_full="wait")
+        for _ in self.stream(request):
+            raise AssertionError("what is published has no answer")
+
+    def unpublish(self) -> int:
+        """Let go of all that was published; returns how many prefixes there were."""
+        return self.purge(tenant=PUBLIC)
 
     def count_tokens(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...] = ()) -> int:
         """Exact length of these messages as they would be rendered, without a generation prompt."""
@@ -233,6 +249,8 @@ class Engine:
     def purge(self, *, older_than_s: float | None = None, tenant: str | None = None) -> int:
         """Forget idle sessions in every tier, and what was noted to replay their turns.
 
+        What was published stays.
+
         Args:
             older_than_s: Only those that were not used for so long.
             tenant: Only this tenant's; None: of all.
@@ -247,48 +265,20 @@ class Engine:
         with _shared_lock:
             if _shared.get(self.config) is self:
                 del _shared[self.config]
-        if os.getpid() == self._pid:
-            self._finalizer()
+        if os.getpid() == self._pid and self._finalizer.detach() is not None:
+            self._host.close()
 
     def _submit(self, task: Task, sink: Sink) -> Callable[[], None]:
         self._check_process()
         return self._host.submit(task, sink)
 
     def _submit_choices(
-        self, choices: Sequence[ChatRequest], sink: Callable[[int, Event], None]
+        self,
+        choices: Sequence[ChatRequest],
+        sink: Callable[[int, Event], None],
+        watch: ReaderWatch,
     ) -> Callable[[], None]:
-        """Submit all or none; the sink gets each event with its choice's number.
-
-        A choice gives its place back when its turn ends, read or not, or is cancelled.
-        """
-        cancels: list[Callable[[], None]] = []
-        inside = set(range(len(choices)))
-        lock = threading.RLock()  # a collected iterator may cancel from any frame
-
-        def leave(indices: Iterable[int]) -> None:
-            with lock:
-                leaving = inside.intersection(indices)
-                inside.difference_update(leaving)
-            if leaving:
-                self._turnstile.leave(len(leaving))
-
-        def deliver(index: int, event: Event) -> None:
-            if isinstance(event, Finished | Failure):
-                leave([index])
-            sink(index, event)
-
-        def cancel_all() -> None:
-            for cancel in cancels:
-                cancel()
-            leave(range(len(choices)))
-
-        try:
-            for index, choice in enumerate(choices):
-                cancels.append(self._submit(choice, partial(deliver, index)))
-        except BaseException:
-            cancel_all()
-            raise
-        return cancel_all
+        return submit_choices(self._submit, choices, self._turnstile, sink, watch)
 
     def ask(self, task: Question, kind: type[AnswerT]) -> AnswerT:
         """Ask something quick, which is answered between two forwards.
@@ -315,17 +305,6 @@ class Engine:
                 f"process {os.getpid()}, forked from it: its thread stayed there; make the engine "
                 'after the fork, or start worker processes with the "spawn" method'
             )
-
-
-def _close_host(host: Host) -> None:
-    host.close()
-
-
-def _chunk(event: Event, choice_index: int) -> GenerationChunk:
-    if isinstance(event, Failure):
-        raise event.error
-    assert isinstance(event, GenerationChunk)
-    return replace(event, choice_index=choice_index) if choice_index else event
 
 
 _shared: dict[EngineConfig, Engine] = {}

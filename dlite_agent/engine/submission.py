@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Self
 
 from dlite_agent.backend import ChatRequest
 from dlite_agent.engine.tasks import Event, Failure, Finished, Sink, Task
 from dlite_agent.engine.turnstile import Turnstile
+from dlite_agent.outputs import GenerationChunk
 
-__all__ = ["ReaderWatch", "submit_choices"]
+__all__ = ["ReaderWatch", "TurnReader", "submit_choices"]
 
 
 class ReaderWatch:
@@ -42,6 +45,45 @@ class ReaderWatch:
         with self._lock:
             self._num_unread -= 1
             self._waits_since_s = time.perf_counter()
+
+
+class TurnReader:
+    """Reads the turns of one stream; leaving its block cancels those that run.
+
+    Args:
+        num_turns: How many were submitted.
+        cancel: Cancels them.
+        watch: Hears what is read.
+
+    Attributes:
+        num_running: How many have not ended.
+    """
+
+    def __init__(self, num_turns: int, cancel: Callable[[], None], watch: ReaderWatch) -> None:
+        self.num_running = num_turns
+        self._cancel = cancel
+        self._watch = watch
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._cancel()
+
+    def read(self, choice_index: int, event: Event) -> Iterator[GenerationChunk]:
+        """The chunk of an event; none of the one that ends a turn.
+
+        Raises:
+            BaseException: What the turn failed with.
+        """
+        self._watch.note_read()
+        if isinstance(event, Failure):
+            raise event.error
+        if isinstance(event, Finished):
+            self.num_running -= 1
+            return
+        assert isinstance(event, GenerationChunk)
+        yield replace(event, choice_index=choice_index) if choice_index else event
 
 
 def submit_choices(

@@ -118,6 +118,14 @@ class ScriptedEngine:
     def close(self) -> None:
         """Do nothing; there is nothing to give back."""
 
+    def _prompt_of(self, request: ChatRequest) -> str:
+        prompt = request.prompt
+        if prompt is None:
+            return self._prompt(request.messages, request.tools)
+        if isinstance(prompt, str):
+            return prompt
+        return b"".join(map(self._tokenizer.token_bytes, prompt)).decode("utf-8", "replace")
+
     def _prompt(self, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> str:
         listed: list[dict[str, JSON]] = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
@@ -193,7 +201,7 @@ class ScriptedEngine:
 
     def _begin(self, request: ChatRequest) -> tuple[str, TurnStats]:
         """Take the next turn of the script, and count what the prompt shares with earlier ones."""
-        prompt = self._prompt(request.messages, request.tools)
+        prompt = self._prompt_of(request)
         with self._lock:
             number = len(self.requests)
             self.requests.append(request)
@@ -207,7 +215,7 @@ class ScriptedEngine:
         if isinstance(turn, Exception):
             raise turn
         num_tokens = len(prompt.encode())
-        cached = min(len(prompt[:shared].encode()), num_tokens - 1)
+        cached = max(0, min(len(prompt[:shared].encode()), num_tokens - 1))
         text = turn if isinstance(turn, str) else turn(request)
         return text, TurnStats(prompt_tokens=num_tokens, cached_tokens=cached)
 

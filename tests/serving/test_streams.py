@@ -21,6 +21,7 @@ from tests.serving.chunk_rules import checked, events
 from tests.serving.live_server import LiveServer, live_server
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
 ENDLESS = "x" * 1_000_000
 FOREVER_S = 3600.0  # a round that no test waits for
 LIMIT_S = 60.0
@@ -65,8 +66,7 @@ def test_a_client_that_leaves_ends_its_turn(stream: bool) -> None:
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 0)) as leaving:
             body = json.dumps({**BODY, "stream": stream})
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
-            leaving.sendall(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+            leaving.sendall(f"{HEAD}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
             wait_until(lambda: len(engine.requests) == 1)
         wait_until(lambda: engine.num_cancelled == 1)
         wait_until(lambda: server.service.num_running == 0)
@@ -105,8 +105,7 @@ def test_a_client_that_leaves_before_it_asked_is_no_error(
     with live_server(ScriptedEngine(["Hello."])) as server:
         address = httpx.URL(server.url)
         with socket.create_connection((address.host, address.port or 0)) as leaving:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json"
-            leaving.sendall(f"{head}\r\ncontent-length: 100\r\n\r\n{{".encode())
+            leaving.sendall(f"{HEAD}\r\ncontent-length: 100\r\n\r\n{{".encode())
         assert post(server, stream=False).is_success
     assert caplog.records == []
 

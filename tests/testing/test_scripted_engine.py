@@ -77,3 +77,11 @@ def test_it_needs_no_torch() -> None:
         "import sys; from dlite_agent.testing import ScriptedEngine; print('torch' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+def test_a_prompt_without_messages_counts_as_one() -> None:
+    engine = ScriptedEngine(["Yes."] * 2)
+    first = engine.generate(ChatRequest((), prompt="Once upon")).stats
+    again = engine.generate(ChatRequest((), prompt=tuple(b"Once upon a time"))).stats
+    assert (first.prompt_tokens, first.cached_tokens) == (9, 0)
+    assert (again.prompt_tokens, again.cached_tokens) == (16, 9)
