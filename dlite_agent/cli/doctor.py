@@ -9,6 +9,8 @@ import argparse
 import importlib.util
 import json
 import platform
+import shutil
+import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,6 +41,8 @@ _PACKAGES = (
     "litellm",
     "llguidance",
     "gguf",
+    "fastapi",
+    "uvicorn",
 )
 
 
@@ -54,6 +58,9 @@ class MachineReport:
         free_bytes: Memory of the device that is free now.
         threads: Compute threads that torch would use, and with which the bandwidth was measured.
         read_bandwidth_bytes_s: See `bench.machine.read_bandwidth`.
+        compiler: Compiles the row kernels of a CPU; None where torch's operators have to do.
+        cache_folder: Where kernels, cost tables and, if asked for, sessions are kept; None where
+            there is none.
         warnings: For a person, each with an action.
     """
 
@@ -64,6 +71,8 @@ class MachineReport:
     free_bytes: int
     threads: int
     read_bandwidth_bytes_s: float
+    compiler: str | None = None
+    cache_folder: str | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -107,6 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"--vram is {vram!r}; name the device's memory in GiB, e.g. --vram 24"
         )
+    _check_options(arguments)
     if importlib.util.find_spec("torch") is None:
         raise MissingDependencyError("torch is not installed; run: pip install dlite-agent")
     named = [name for name in arguments.names if not is_transcript(name)]
@@ -131,13 +141,32 @@ def run(arguments: argparse.Namespace) -> int:
         model = _inspect_model(config, vram)
     machine = inspect_machine()
     if arguments.json:
-        found = {"machine": asdict(machine), "model": asdict(model) if model else None}
+        verdict = None if model is None else asdict(model) | {"runs_here": model.runs_here}
+        found = {"machine": asdict(machine), "model": verdict}
         write(json.dumps(found, indent=2))
     else:
         _print_machine(machine)
         if model is not None:
             _print_model(model)
     return 0 if model is None or model.runs_here else 1
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse an option that would do nothing."""
+    are_transcripts = any(is_transcript(name) for name in arguments.names)
+    given = {
+        "--vram": arguments.vram is not None,
+        "--dtype": arguments.dtype != "auto",
+        "--quantize": arguments.quantize is not None,
+        "--rope-scaling": arguments.rope_scaling is not None,
+    }
+    idle = [option for option, is_given in given.items() if is_given]
+    if idle and are_transcripts:
+        raise ConfigurationError(f"{idle[0]} says nothing of transcripts; leave it out")
+    if idle and not arguments.names:
+        raise ConfigurationError(f"{idle[0]} plans for a model; name one: doctor MODEL {idle[0]} …")
+    if arguments.history != "auto" and not are_transcripts:
+        raise ConfigurationError("--history is for transcripts; name files *.json or *.jsonl")
 
 
 def inspect_machine() -> MachineReport:
@@ -157,6 +186,8 @@ def inspect_machine() -> MachineReport:
     free_bytes = free_memory_bytes(device)  # before the bandwidth's buffer takes some
     versions: dict[str, str | None] = {"python": platform.python_version()}
     versions |= {name: package_version(name) for name in _PACKAGES}
+    compiler = shutil.which("gcc") if sys.platform == "linux" else None
+    cache = EngineConfig().cache_folder()
     return MachineReport(
         versions=versions,
         device=str(device),
@@ -167,7 +198,9 @@ def inspect_machine() -> MachineReport:
         read_bandwidth_bytes_s=read_bandwidth(
             device, buffer_bytes=min(BUFFER_BYTES, free_bytes // 8)
         ),
-        warnings=_warnings(versions, is_cuda=is_cuda),
+        compiler=compiler,
+        cache_folder=None if cache is None else str(cache),
+        warnings=_warnings(versions, compiler, is_cuda=is_cuda),
     )
 
 
@@ -188,12 +221,16 @@ def _dtypes(device: torch.device) -> list[str]:
     return list(dict.fromkeys([fast, "float32", "float64"]))
 
 
-def _warnings(versions: dict[str, str | None], *, is_cuda: bool) -> list[str]:
+def _warnings(versions: dict[str, str | None], compiler: str | None, *, is_cuda: bool) -> list[str]:
     warnings = []
+    if compiler is None and not is_cuda:
+        warnings.append("no gcc: decoding is slower without compiled kernels; install gcc")
     if is_cuda:
         warnings.append("CUDA has not been tested with this version; please report what you see")
     if versions["langchain"] is None:
         warnings.append('the demo needs langchain; run: pip install "dlite-agent[demo]"')
+    if versions["fastapi"] is None or versions["uvicorn"] is None:
+        warnings.append('serve and run need more; run: pip install "dlite-agent[server]"')
     return warnings
 
 
@@ -206,6 +243,8 @@ def _print_machine(report: MachineReport) -> None:
     bandwidth = report.read_bandwidth_bytes_s / 1e9
     threads = "thread" if report.threads == 1 else "threads"
     _line("bandwidth", f"{bandwidth:.1f} GB/s read, measured with {report.threads} {threads}")
+    _line("compiler", report.compiler or "none")
+    _line("cache", report.cache_folder or "none")
     for warning in report.warnings:
         _line("warning", warning)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ _SPARE_SHARE = 0.1
 """Share of the memory that is left to activations and the rest of the process."""
 _DEFAULT_KV_SHARE = 0.25
 """What `max_kv_bytes=None` takes of the memory beside the weights (`models.weights`)."""
+# Qwen3's model cards scale from 32,768 positions; its configs add room for an answer.
+_TRAINED = {40_960: 32_768}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,15 @@ def _advice(shape: TargetConfig, fits: int, default_context: int, per_token: int
             f"memory ends before the rope limit: max_context={fits} refuses longer prompts early"
         )
     if shape.rope_scaling.rope_type == "default":
+        scaling = {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": _TRAINED.get(rope_limit, rope_limit),
+        }
         advice.append(
             f"the rope limit, {rope_limit:,} tokens, is what the checkpoint was made for; where "
             "its model card advises yarn beyond that, pass it as rope_scaling (here --rope-scaling "
-            '\'{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}\')'
+            f"'{json.dumps(scaling)}')"
         )
     else:
         advice.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from dlite_agent.bench import machine
+from dlite_agent.cli.doctor import _warnings
 from dlite_agent.cli.main import main
 from dlite_agent.cli.model_report import inspect_model
 from dlite_agent.config import DType, EngineConfig
@@ -69,6 +71,9 @@ def test_the_machine_has_versions_a_device_and_a_measured_bandwidth(
     assert "float32" in machine["dtypes"]
     assert machine["free_bytes"] > 0
     assert machine["threads"] >= 1
+    assert machine["compiler"] == shutil.which("gcc")
+    assert machine["cache_folder"] == str(EngineConfig().cache_folder())
+    assert "uvicorn" in machine["versions"]
     assert 1e8 < machine["read_bandwidth_bytes_s"] < 1e13
 
 
@@ -82,7 +87,7 @@ def test_text_says_the_same_in_lines(capsys: pytest.CaptureFixture[str], tmp_pat
     assert "KV             147,456 bytes a token" in shown
     assert "40,960 tokens fit into 24.0 GiB; rope limit 40,960" in shown
     assert "drafter        auto: suffix: where it pays" in shown
-    assert "yarn" in shown
+    assert '"factor": 4.0, "original_max_position_embeddings": 32768}' in shown, "its model card"
     assert "\x1b" not in shown
 
 
@@ -105,6 +110,7 @@ def test_a_model_that_does_not_fit_is_a_no(
     status, report = doctor(capsys, str(folder), "--vram", "4")
     assert status == 1
     assert report["model"]["supported"] is True
+    assert report["model"]["runs_here"] is False
     assert report["model"]["context_that_fits"] == 0
     assert "smaller model" in report["model"]["advice"][0]
 
@@ -162,6 +168,38 @@ def test_an_unknown_model_is_a_no(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_memory_that_is_none_is_refused(vram: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "nano", "--vram", vram]) == 2
     assert "--vram 24" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--vram 24", "--vram plans for a model; name one"),
+        ("--quantize int8", "--quantize plans for a model"),
+        ("nano turns.jsonl --dtype float32", "--dtype says nothing of transcripts"),
+        ("nano --history template", "--history is for transcripts"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    argv: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *argv.split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_missing_is_told_with_what_to_do() -> None:
+    versions = {"langchain": None, "fastapi": None, "uvicorn": "1"}
+    langchain, server = _warnings(versions, "/usr/bin/gcc", is_cuda=False)
+    assert "dlite-agent[demo]" in langchain
+    assert "dlite-agent[server]" in server
+    there: dict[str, str | None] = dict.fromkeys(versions, "1")
+    assert _warnings(there, "/usr/bin/gcc", is_cuda=False) == []
+    assert "install gcc" in _warnings(there, None, is_cuda=False)[0]
+
+
+def test_another_limit_scales_from_itself(tmp_path: Path) -> None:
+    folder = str(write_config(tmp_path / "model", max_position_embeddings=8192))
+    report = inspect_model(EngineConfig(folder), memory_bytes=24 * GIB, is_planned=True)
+    assert '"original_max_position_embeddings": 8192}' in "\n".join(report.advice)
 
 
 def test_no_weights_are_opened(tmp_path: Path) -> None:
