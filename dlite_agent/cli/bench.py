@@ -247,6 +247,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="for quality: a file or a folder of Markdown (default: this project's docs)",
     )
+    _add_form_arguments(parser)
+
+
+def _add_form_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a few small shapes only")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--csv", type=Path, metavar="FOLDER", help="also write FOLDER/NAME.csv")
