@@ -162,7 +162,7 @@ def bench_turns(
 
 
 def _needed(stats: TurnStats) -> int:
-    """Rows that a turn cannot do without: its new tokens, and the pending one where there is one."""
+    """Rows that a turn cannot do without: its new tokens, and the pending one if there is one."""
     return stats.new_tokens + (stats.prefilled_tokens > stats.new_tokens)
 
 
