@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -28,7 +28,10 @@ __all__ = ["AgentSession"]
 
 
 class AgentSession:
-    """One conversation with a backend. Used by one thread at a time.
+    """One conversation with a backend. Used by one thread or task at a time.
+
+    In asyncio, take turns with `astream`, `aturn` and `aregenerate`, and feed with `afeed`; `fork`
+    and `rewind` wait for nothing. The other methods wait where they are called.
 
     Args:
         backend: E.g. an `Engine`.
@@ -85,21 +88,36 @@ class AgentSession:
             SessionError: The session is closed.
             DLiteError: See `ChatBackend.stream`.
         """
-        self._check_open()
-        self._sampling = sampling or SamplingParams()
-        sent = (*self.messages, *messages)
-        request = replace(self._request, messages=sent, sampling=self._sampling)
+        request = self._next_request(messages, sampling)
         for chunk in self._backend.stream(request):
-            if chunk.generation is not None:
-                stats = chunk.generation.stats
-                self.messages = [*sent, replace(chunk.generation.message, turn=stats.turn)]
-                self._session_ids = [i for i in self._session_ids if i != stats.session_id]
-                self._session_ids.append(stats.session_id)
+            self._note(request, chunk)
             yield chunk
+
+    async def astream(
+        self, *messages: Message, sampling: SamplingParams | None = None
+    ) -> AsyncGenerator[GenerationChunk, None]:
+        """`stream` for asyncio."""
+        request = self._next_request(messages, sampling)
+        source = self._backend.astream(request)
+        try:
+            async for chunk in source:
+                self._note(request, chunk)
+                yield chunk
+        finally:
+            close = getattr(source, "aclose", None)  # a bare iterator has none
+            if close is not None:
+                await close()
 
     def turn(self, *messages: Message, sampling: SamplingParams | None = None) -> Generation:
         """`stream`, to its end."""
         *_, last = self.stream(*messages, sampling=sampling)
+        assert last.generation is not None
+        return last.generation
+
+    async def aturn(self, *messages: Message, sampling: SamplingParams | None = None) -> Generation:
+        """`turn` for asyncio."""
+        async with aclosing(self.astream(*messages, sampling=sampling)) as chunks:
+            *_, last = [chunk async for chunk in chunks]
         assert last.generation is not None
         return last.generation
 
@@ -113,11 +131,12 @@ class AgentSession:
             RequestError: No call waits for a result.
             SessionError: The session is closed.
         """
-        self._check_open()
-        call_id = self._open_call()
-        partial = Message("tool", text, tool_call_id=call_id)
-        request = replace(self._request, messages=(*self.messages, partial), is_partial=True)
-        for _ in self._backend.stream(request):
+        for _ in self._backend.stream(self._partial_request(text)):
+            raise AssertionError("a partial request has no answer")
+
+    async def afeed(self, text: str) -> None:
+        """`feed` for asyncio."""
+        async for _ in self._backend.astream(self._partial_request(text)):
             raise AssertionError("a partial request has no answer")
 
     def fork(self, name: str | None = None) -> AgentSession:
@@ -153,23 +172,19 @@ class AgentSession:
         Raises:
             RequestError: The last message is no answer.
         """
-        if not self.messages or self.messages[-1].role != "assistant":
-            raise RequestError("the last message is no answer; take a turn first")
-        if sampling is None:
-            index = self._sampling.choice_index + 1
-            sampling = replace(self._sampling, choice_index=index)
-        dropped = self.messages.pop()
-        try:
-            return self.turn(sampling=sampling)
-        except BaseException:
-            self.messages.append(dropped)
-            raise
+        with self._without_answer(sampling) as changed:
+            return self.turn(sampling=changed)
+
+    async def aregenerate(self, sampling: SamplingParams | None = None) -> Generation:
+        """`regenerate` for asyncio."""
+        with self._without_answer(sampling) as changed:
+            return await self.aturn(sampling=changed)
 
     def save(self, folder: str | Path) -> int:
         """Write the conversation to a folder: transcript, and what an `Engine` has computed for it.
 
-        A folder that holds an earlier state of it gets what is new. Other turns of the engine wait
-        while it is written.
+        A folder that holds an earlier state of it gets what is new. The engine's turns go on while
+        it is written.
 
         Returns:
             KV rows that were saved; 0 where the engine has dropped them, or the backend is no
@@ -238,6 +253,43 @@ class AgentSession:
         if self._session_ids and isinstance(self._backend, Engine):
             with suppress(ConfigurationError):  # an engine that is closed holds nothing
                 self._backend.ask(FreeSessions(self.name, own, self._request.tenant), Purged)
+
+    def _next_request(
+        self, messages: Sequence[Message], sampling: SamplingParams | None
+    ) -> ChatRequest:
+        self._check_open()
+        self._sampling = sampling or SamplingParams()
+        sent = (*self.messages, *messages)
+        return replace(self._request, messages=sent, sampling=self._sampling)
+
+    def _note(self, request: ChatRequest, chunk: GenerationChunk) -> None:
+        """Add the answer, once it is there."""
+        if chunk.generation is None:
+            return
+        stats = chunk.generation.stats
+        self.messages = [*request.messages, replace(chunk.generation.message, turn=stats.turn)]
+        self._session_ids = [i for i in self._session_ids if i != stats.session_id]
+        self._session_ids.append(stats.session_id)
+
+    def _partial_request(self, text: str) -> ChatRequest:
+        self._check_open()
+        partial = Message("tool", text, tool_call_id=self._open_call())
+        return replace(self._request, messages=(*self.messages, partial), is_partial=True)
+
+    @contextmanager
+    def _without_answer(self, sampling: SamplingParams | None) -> Iterator[SamplingParams]:
+        """Drop the last answer, unless the body fails; with the sampling of another one."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            raise RequestError("the last message is no answer; take a turn first")
+        if sampling is None:
+            index = self._sampling.choice_index + 1
+            sampling = replace(self._sampling, choice_index=index)
+        dropped = self.messages.pop()
+        try:
+            yield sampling
+        except BaseException:
+            self.messages.append(dropped)
+            raise
 
     def _open_call(self) -> str | None:
         """The first call of the last answer without a result."""

@@ -239,3 +239,33 @@ def test_a_folder_that_holds_no_conversation_is_refused(engine: Engine, tmp_path
     (tmp_path / "journal").unlink()
     with pytest.raises(CheckpointError, match="journal is missing"):
         AgentSession.load(tmp_path, engine)
+
+
+async def test_turns_are_taken_in_asyncio(engine: Engine) -> None:
+    session = AgentSession(engine)
+    first = await session.aturn(Message("user", "Hello."), sampling=sampled(1, 8))
+    assert session.messages[1].content == first.message.content
+    again = await session.aregenerate()
+    assert len(session.messages) == 2
+    assert session.messages[1].turn == again.stats.turn != first.stats.turn
+    chunks = [chunk async for chunk in session.astream(Message("user", "And?"))]
+    assert chunks[-1].generation is not None
+    assert [message.role for message in session.messages] == ["user", "assistant"] * 2
+
+
+async def test_a_turn_of_asyncio_that_is_left_changes_nothing(engine: Engine) -> None:
+    session = AgentSession(engine)
+    stream = session.astream(Message("user", "Hello."), sampling=sampled(1, 2000))
+    await anext(stream)
+    await stream.aclose()
+    assert session.messages == []
+    with pytest.raises(RequestError, match="no call waits for a result"):
+        await session.afeed("12 passed")
+
+
+async def test_a_tool_is_read_in_asyncio_while_it_prints(engine: Engine) -> None:
+    session = calling(engine, "feed me here")
+    printed = "".join(f"    line {number}: y = {number}\n" for number in range(12))
+    await session.afeed(printed)
+    turn = await session.aturn(result(session, printed), sampling=sampled(1, 20))
+    assert turn.stats.fed_tokens > 0
