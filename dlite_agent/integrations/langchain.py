@@ -223,7 +223,7 @@ class ChatDLite(ChatWithEngine):
         **kwargs: Any,
     ) -> ChatResult:
         with langchain_errors():
-            turn = self._turn(messages, stop, kwargs)
+            turn = await self._aturn(messages, stop, kwargs)
             return self._result(turn, await turn.aanswers())
 
     def _stream(
@@ -235,7 +235,7 @@ class ChatDLite(ChatWithEngine):
     ) -> Iterator[ChatGenerationChunk]:
         with langchain_errors():
             turn = self._turn(messages, stop, kwargs)
-            writer = ChunkWriter(turn.backend.model_name, self.output_version)
+            writer = self._writer(turn, kwargs)
             with closing(turn.chunks()) as chunks:
                 for chunk in chunks:
                     self._learn(turn, chunk.generation)
@@ -249,13 +249,17 @@ class ChatDLite(ChatWithEngine):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         with langchain_errors():
-            turn = self._turn(messages, stop, kwargs)
-            writer = ChunkWriter(turn.backend.model_name, self.output_version)
+            turn = await self._aturn(messages, stop, kwargs)
+            writer = self._writer(turn, kwargs)
             async with aclosing(turn.achunks()) as chunks:
                 async for chunk in chunks:
                     self._learn(turn, chunk.generation)
                     for piece in writer.write(chunk):
                         yield piece
+
+    def _writer(self, turn: ChatTurn, options: Mapping[str, Any]) -> ChunkWriter:
+        streams = options.get("stream_arguments", self.stream_arguments)
+        return ChunkWriter(turn.backend, self.output_version, streams_arguments=bool(streams))
 
     def _result(self, turn: ChatTurn, answers: list[Generation]) -> ChatResult:
         for answer in answers:

@@ -48,7 +48,7 @@ class ChatWithEngine(ChatWithThreads):
 
     _last_miss: Miss | None = PrivateAttr(default=None)
     _has_final_profile: bool = PrivateAttr(default=False)
-    _remote: RemoteEngine | None = PrivateAttr(default=None)
+    _remotes: dict[str, RemoteEngine] = PrivateAttr(default_factory=dict)  # by model name
 
     def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
         """A conversation that keeps its own transcript, with this model's engine.
@@ -60,7 +60,7 @@ class ChatWithEngine(ChatWithThreads):
             name: Where the engine looks first; None makes one up.
             tools: What the model may call, in any form that `bind_tools` takes.
         """
-        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools])
+        specs = tools_from_openai(_openai_tools(tools))
         thinking = self.enable_thinking
         return AgentSession(
             self._backend(),
@@ -84,9 +84,17 @@ class ChatWithEngine(ChatWithThreads):
             **kwargs: Its other options.
         """
         with langchain_errors():
-            listed = [convert_to_openai_tool(tool) for tool in tools]
-            turn = self._turn(messages, None, {**kwargs, "tools": listed})
+            turn = self._turn(messages, None, {**kwargs, "tools": _openai_tools(tools)})
             for _ in turn.backend.stream(replace(turn.request, is_partial=True)):
+                raise AssertionError("a partial request has no answer")
+
+    async def afeed(
+        self, messages: list[BaseMessage], *, tools: Sequence[Tool] = (), **kwargs: Any
+    ) -> None:
+        """`feed` for asyncio; what is cancelled keeps the chunks that were prefilled."""
+        with langchain_errors():
+            turn = await self._aturn(messages, None, {**kwargs, "tools": _openai_tools(tools)})
+            async for _ in turn.backend.astream(replace(turn.request, is_partial=True)):
                 raise AssertionError("a partial request has no answer")
 
     def cache_info(self) -> Usage:
@@ -101,6 +109,10 @@ class ChatWithEngine(ChatWithThreads):
                 f"engine is {backend!r}, which does not tell its memory; leave engine out"
             )
         return backend.usage()
+
+    async def acache_info(self) -> Usage:
+        """`cache_info` for asyncio; never blocks the loop."""
+        return await asyncio.to_thread(self.cache_info)
 
     def explain_last_miss(self) -> Miss | None:
         """Why a turn of this object computed tokens again that an earlier turn had computed.
@@ -118,7 +130,7 @@ class ChatWithEngine(ChatWithThreads):
 
         Loads the model.
         """
-        specs = tools_from_openai([convert_to_openai_tool(tool) for tool in tools or ()])
+        specs = tools_from_openai(_openai_tools(tools or ()))
         with langchain_errors():
             return self._backend().count_tokens(messages_from_langchain(messages), specs)
 
@@ -153,16 +165,13 @@ class ChatWithEngine(ChatWithThreads):
 
     def _server(self, model: str | None) -> RemoteEngine:
         """The client of `base_url`; another model is another client."""
-        if model is None and self._remote is not None:
-            return self._remote
         named = self.model if model is None else model
-        key = None if self.api_key is None else self.api_key.get_secret_value()
-        remote = RemoteEngine(
-            self.base_url or "", api_key=key, model=None if named == _DEFAULT else named
-        )
-        if model is None:
-            self._remote = remote
-        return remote
+        if named not in self._remotes:
+            key = None if self.api_key is None else self.api_key.get_secret_value()
+            self._remotes[named] = RemoteEngine(
+                self.base_url or "", api_key=key, model=None if named == _DEFAULT else named
+            )
+        return self._remotes[named]
 
     def _check_server_options(self) -> None:
         """Refuse options that a server was started with, and would not hear of."""
@@ -175,6 +184,14 @@ class ChatWithEngine(ChatWithThreads):
                 f"{unheard[0]} is {getattr(self, unheard[0])!r}, but the model runs on the server "
                 f"at {self.base_url!r}; set it there, or leave base_url out"
             )
+
+    async def _aturn(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
+    ) -> ChatTurn:
+        """`_turn` for asyncio: a new client of a server may read certificates."""
+        if self.base_url is not None:
+            await asyncio.to_thread(self._backend, options)
+        return self._turn(messages, stop, options)
 
     def _turn(
         self, messages: list[BaseMessage], stop: list[str] | None, options: Mapping[str, Any]
@@ -194,3 +211,7 @@ class ChatWithEngine(ChatWithThreads):
         if not self._has_final_profile and turn.backend.model_name == self._backend().model_name:
             self.profile = model_profile(turn.backend.max_context, self.max_tokens)
             self._has_final_profile = True
+
+
+def _openai_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    return [convert_to_openai_tool(tool) for tool in tools]

@@ -24,6 +24,7 @@ from langchain_core.messages.tool import (
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.utils.json import parse_partial_json
 
+from dlite_agent.backend import ChatBackend
 from dlite_agent.chat.logprobs import logprobs_to_openai
 from dlite_agent.chat.messages import (
     Message,
@@ -48,6 +49,7 @@ _ROLES = {
 }
 _CALL_BLOCKS = {"tool_call": "args", "tool_use": "input"}  # block type: its arguments' key
 # Appended to arguments that are no call, until LangChain's lenient parser gives up on them.
+_UNREADABLE = " "  # and yet what a JSON text may begin with
 _POISONS = ('"]', '"}', '""]', '""}', "]", "}")
 
 
@@ -140,18 +142,31 @@ def chat_result(generations: Sequence[Generation], model_name: str) -> ChatResul
 class ChunkWriter:
     """Turns one turn's chunks into LangChain's; keep one for each turn.
 
-    LangChain puts streamed calls together itself and reads them leniently, so that a call that was
-    cut inside a string would become a shorter call that runs. A call that is none gets a last piece
-    that no reading can repair, and ends up in `invalid_tool_calls`.
+    LangChain puts streamed calls together itself and reads them leniently: whatever begins with a
+    brace becomes a call, so that one that was cut inside a string would be a shorter call that
+    runs. No way to split the arguments avoids that. So a call's first piece has its name, and
+    arguments that nobody can read; the arguments come when the turn has ended, all at once, and
+    until then there are empty chunks, signs of life. What a reader merges who leaves before is in
+    `invalid_tool_calls`. A call that is none gets a last piece that no reading can repair, and ends
+    up there too.
 
     Args:
-        model_name: For the metadata.
+        model: Whose name is in the metadata; a server is asked for it once the turn has ended.
         output_version: The chat model's. Under `"v1"` core numbers the blocks of text and reasoning
             from 0 and merges equal numbers, so calls are numbered far above.
+        streams_arguments: Send arguments as they come. What is merged of a stream that was left has
+            calls that were cut.
     """
 
-    def __init__(self, model_name: str, output_version: str | None = None) -> None:
-        self._model_name = model_name
+    def __init__(
+        self,
+        model: ChatBackend,
+        output_version: str | None = None,
+        *,
+        streams_arguments: bool = False,
+    ) -> None:
+        self._model = model
+        self._streams_arguments = streams_arguments
         self._first_index = 1_000 if output_version == "v1" else 0
         self._arguments: list[str] = []
         self._ids: list[str | None] = []
@@ -168,37 +183,57 @@ class ChunkWriter:
                 reasoning = {"reasoning_content": delta.text}
                 yield _chunk(AIMessageChunk(content="", additional_kwargs=reasoning))
             else:
-                yield _chunk(AIMessageChunk(content="", tool_call_chunks=[self._piece(delta)]))
+                yield _chunk(AIMessageChunk(content="", tool_call_chunks=self._pieces(delta)))
         if chunk.logprobs:
             logprobs = {"logprobs": logprobs_to_openai(chunk.logprobs)}
             yield _chunk(AIMessageChunk(content="", response_metadata=logprobs))
         generation = chunk.generation
         if generation is None:
             return
-        pieces = [self._poison(item) for item in generation.unparsed]
+        pieces = self._held_arguments(generation.unparsed)
+        pieces += [self._poison(item) for item in generation.unparsed]
         if pieces:
             yield _chunk(AIMessageChunk(content="", tool_call_chunks=pieces))
         last = AIMessageChunk(
             content="",
             usage_metadata=_usage(generation),
-            response_metadata=_response_metadata(generation, self._model_name),
+            response_metadata=_response_metadata(generation, self._model.model_name),
             chunk_position="last",
         )
         yield _chunk(last)
 
-    def _piece(self, delta: ToolCallDelta) -> ToolCallChunk:
+    def _pieces(self, delta: ToolCallDelta) -> list[ToolCallChunk]:
         if delta.name is not None:
             self._arguments.append(delta.arguments)
             self._ids.append(delta.id)
         else:
             self._arguments[delta.index] += delta.arguments
+        args = delta.arguments
+        if not self._streams_arguments:
+            if delta.name is None:
+                return []
+            args = _UNREADABLE
         index = self._first_index + delta.index
-        return tool_call_chunk(name=delta.name, args=delta.arguments, id=delta.id, index=index)
+        return [tool_call_chunk(name=delta.name, args=args, id=delta.id, index=index)]
+
+    def _held_arguments(self, unparsed: Sequence[UnparsedToolCall]) -> list[ToolCallChunk]:
+        """The arguments of all calls that are calls."""
+        if self._streams_arguments:
+            return []
+        broken = {item.id for item in unparsed}
+        return [
+            tool_call_chunk(name=None, args=args, id=None, index=self._first_index + number)
+            for number, (call_id, args) in enumerate(zip(self._ids, self._arguments, strict=True))
+            if call_id not in broken
+        ]
 
     def _poison(self, item: UnparsedToolCall) -> ToolCallChunk:
         if item.id in self._ids:
             number = self._ids.index(item.id)
-            args = _poison_for(self._arguments[number])
+            if self._streams_arguments:
+                args = _poison_for(self._arguments[number])
+            else:
+                args = item.text + _poison_for(_UNREADABLE + item.text)
             return tool_call_chunk(name=None, args=args, id=None, index=self._first_index + number)
         self._ids.append(item.id)
         self._arguments.append(item.text)

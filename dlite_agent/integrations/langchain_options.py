@@ -95,6 +95,9 @@ class ChatOptions(BaseChatModel):
     """A backend of your own, in place of the shared engine of these options. You close it."""
     streaming: bool = False
     """Set to True, `invoke` streams inside (for callbacks); set to False, nothing ever streams."""
+    stream_arguments: bool = False
+    """Stream the arguments of a call as they come, for who shows them. Else they come at the end,
+    whole: what is merged of a stream that was left half-way never has a call that was cut."""
     base_url: str | None = None
     """A server (`dlite-agent serve`) that runs the model, in place of this process; `model` is then
     its name there, and `"nano"` the server's first."""

@@ -52,6 +52,7 @@ _KNOWN = frozenset(
         "prompt_cache_key",
         "stop",
         "stream",
+        "stream_arguments",
         "timeout",
         "tools",
         _THREAD,

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from dataclasses import dataclass
 
 from dlite_agent.backend import ChatBackend, ChatRequest
+from dlite_agent.client.remote_engine import RemoteEngine
 from dlite_agent.errors import UnsupportedParameterError
 from dlite_agent.integrations.blocking import iterate
 from dlite_agent.integrations.langchain_errors import ModelTimeoutError
@@ -45,6 +46,7 @@ class ChatTurn:
         """`answers` for asyncio."""
         try:
             async with asyncio.timeout(self.timeout_s):
+                await self._learn()
                 return await self.backend.agenerate_choices(self.request)
         except TimeoutError as error:
             raise self._timed_out("answer") from error
@@ -71,6 +73,11 @@ class ChatTurn:
     async def achunks(self) -> AsyncGenerator[GenerationChunk, None]:
         """`chunks` for asyncio."""
         self._refuse_several()
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                await self._learn()
+        except TimeoutError as error:
+            raise self._timed_out("chunk") from error
         source = self.backend.astream(self.request)
         try:
             while (chunk := await self._next(source)) is not None:
@@ -79,6 +86,11 @@ class ChatTurn:
             close = getattr(source, "aclose", None)
             if close is not None:
                 await close()
+
+    async def _learn(self) -> None:
+        """Ask a server for what is read without `await` afterwards: its model's name and size."""
+        if isinstance(self.backend, RemoteEngine):
+            await self.backend.alearn()
 
     async def _all_answers(self) -> AsyncGenerator[list[Generation], None]:
         yield await self.aanswers()
@@ -91,8 +103,10 @@ class ChatTurn:
             raise self._timed_out("chunk") from error
 
     def _timed_out(self, what: str) -> ModelTimeoutError:
+        is_remote = isinstance(self.backend, RemoteEngine)  # which may have to ask for the name
+        who = self.backend if is_remote else self.backend.model_name
         return ModelTimeoutError(
-            f"{self.backend.model_name!r} gave no {what} within timeout={self.timeout_s!r} s; the "
+            f"{who!r} gave no {what} within timeout={self.timeout_s!r} s; the "
             "first call loads the model; raise timeout, or send less with a smaller max_tokens"
         )
 

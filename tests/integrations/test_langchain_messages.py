@@ -25,6 +25,7 @@ from langchain_core.messages import (
 from dlite_agent import Message, ToolCall, UnparsedToolCall, UnsupportedParameterError
 from dlite_agent.integrations.langchain_messages import ChunkWriter, messages_from_langchain
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
+from dlite_agent.testing import ScriptedEngine
 
 CALL = {"name": "f", "args": {"a": 1}, "id": "x", "type": "tool_call"}
 
@@ -130,7 +131,7 @@ def test_conversion_changes_nothing_of_the_caller() -> None:
 def test_every_text_that_is_no_call_can_be_spoilt(text: str) -> None:
     stats, item = TurnStats(), UnparsedToolCall(text, "why", "x", "f")
     generation = Generation(Message("assistant"), "stop", stats, unparsed=(item,))
-    chunks = list(ChunkWriter("m").write(GenerationChunk(generation=generation)))
+    chunks = list(ChunkWriter(ScriptedEngine([])).write(GenerationChunk(generation=generation)))
     message = chunks[0].message + chunks[1].message
     assert isinstance(message, AIMessageChunk)
     assert message.tool_calls == []

@@ -21,7 +21,7 @@ from dlite_agent.integrations.langchain_messages import (
 )
 from dlite_agent.outputs import Generation, GenerationChunk, TurnStats
 from dlite_agent.sessions.journal import Journal, JournalRecord
-from dlite_agent.testing import ByteTokenizer
+from dlite_agent.testing import ByteTokenizer, ScriptedEngine
 
 ASKED = (Message("user", "Go on."),)
 SEED = seed_key((), {})
@@ -35,7 +35,7 @@ PIECES = st.lists(
 
 
 def streamed(chunks: list[GenerationChunk], version: str | None) -> BaseMessage:
-    writer = ChunkWriter("tiny", version)
+    writer = ChunkWriter(ScriptedEngine([], model_name="tiny"), version)
     written = [part.message for chunk in chunks for part in writer.write(chunk)]
     return functools.reduce(operator.add, written)
 

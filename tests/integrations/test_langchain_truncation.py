@@ -82,6 +82,54 @@ async def test_an_answer_that_its_tokens_end_is_closed(model: ChatDLite) -> None
         jsonschema.validate(json.loads(str(message.content)), SEARCH)
 
 
+THERE = CALL.replace('"here"', '"there"')
+TWO = f"Two calls.\n{CALL}</tool_call>\n{THERE}</tool_call>"
+
+
+@pytest.mark.parametrize("version", ["v0", "v1", "responses/v1"])
+async def test_what_was_read_of_a_stream_that_was_left_has_no_call_that_was_cut(
+    version: str,
+) -> None:
+    """A call is there once all of the answer is, and not before; every break of every stream."""
+
+    def model() -> Runnable[Any, AIMessage]:
+        engine = ScriptedEngine([TWO], tokens_per_round=3)
+        return ChatDLite("scripted", engine=engine, output_version=version).bind_tools([TOOL])
+
+    whole: list[AIMessageChunk] = list(model().stream("?"))  # type: ignore[arg-type]
+    again = [chunk async for chunk in model().astream("?")]
+    assert [chunk.tool_call_chunks for chunk in whole] == [c.tool_call_chunks for c in again]  # type: ignore[attr-defined]
+    named = [c for c in whole if any(piece["name"] for piece in c.tool_call_chunks)]
+    assert len(named) == 2
+    assert whole.index(named[1]) < len(whole) - 5  # each is named as soon as it begins
+    args = [call["args"] for call in merged(whole).tool_calls]
+    assert args == [{"text": "rm -rf b/old", "where": where} for where in ("here", "there")]
+    for stop in range(1, len(whole) - 2):
+        left = merged(whole[:stop])
+        assert left.tool_calls == []
+        assert not [block for block in left.content_blocks if block["type"] == "tool_call"]
+    assert merged(whole[:-3]).invalid_tool_calls
+    assert all(chunk.tool_calls == [] for chunk in whole[:-3])
+
+
+def test_who_asks_for_arguments_as_they_come_gets_calls_that_were_cut_from_a_stream_he_left() -> (
+    None
+):
+    """LangChain reads `{"text": "rm -rf b` as a call. It is the same with every provider."""
+    engine = ScriptedEngine([f"{CALL}</tool_call>"] * 2, tokens_per_round=3)
+    model = ChatDLite("scripted", engine=engine)
+    chunks = list(model.stream("?", stream_arguments=True))
+    pieces = [piece["args"] or "" for chunk in chunks for piece in chunk.tool_call_chunks]
+    assert sum(map(bool, pieces)) > 10
+    assert json.loads("".join(pieces)) == {"text": "rm -rf b/old", "where": "here"}
+    left = [merged(chunks[:stop]) for stop in range(1, len(chunks))]
+    cut = [call["args"] for message in left for call in message.tool_calls]
+    assert {} in cut
+    assert any("rm -rf" in args.get("text", "") < "rm -rf b/old" for args in cut)
+    assert all(message.chunk_position != "last" for message in left)  # which tells them apart
+    assert merged(chunks).chunk_position == "last"
+
+
 @pytest.mark.parametrize("num_tokens", [20, 60, 75])
 async def test_a_scripted_call_that_its_tokens_end_is_none(num_tokens: int) -> None:
     engine = ScriptedEngine([CALL + "</tool_call>"] * 4)
