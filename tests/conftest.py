@@ -27,6 +27,8 @@ if "dlite-agent-tests-" not in os.environ.get("XDG_CACHE_HOME", ""):
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.skips import pytest_make_collect_report, pytest_runtest_makereport  # noqa: F401  # hooks
+
 TOKENIZER_VARIABLE = "DLITE_TEST_TOKENIZER"
 
 # Derandomized: the same examples in every run, and no time limit that a busy machine could miss.
