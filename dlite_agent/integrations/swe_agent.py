@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import litellm
 import yaml
 
 from dlite_agent.errors import MissingDependencyError
@@ -24,15 +26,18 @@ __all__ = ["main"]
 def main(argv: Sequence[str] | None = None) -> None:
     """Register the provider and the models that the arguments name, and run SWE-agent.
 
+    A `litellm_model_registry` is read here already: SWE-agent asks what a model can do before it
+    reads that file, and would warn of a model that knows no tools.
+
     Args:
         argv: SWE-agent's command line; None: the process's own.
 
     Raises:
         MissingDependencyError: SWE-agent is not installed.
-        OSError: A file that `--config` names cannot be read.
+        OSError: A file that the arguments name cannot be read.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    register(dict.fromkeys(_models(arguments)))
+    _register(_settings(arguments))
     try:  # no import statement: it is on no package index, so it is no dependency that can be named
         host = importlib.import_module("sweagent.run.run")
     except ModuleNotFoundError as error:
@@ -44,24 +49,41 @@ def main(argv: Sequence[str] | None = None) -> None:
     host.main(arguments)
 
 
-def _models(arguments: Sequence[str]) -> Iterator[str]:
-    """Names behind `dlite/`, on the command line and in the files that it names."""
+def _register(settings: Iterable[tuple[str, str]]) -> None:
+    prefix = f"{PROVIDER}/"
+    models: dict[str, None] = {}  # each once, in order
+    for name, value in settings:
+        if value.startswith(prefix):
+            models[value.removeprefix(prefix)] = None
+        elif name == "litellm_model_registry" and value:
+            litellm.register_model(json.loads(Path(value).read_text(encoding="utf-8")))
+    register(models)
+
+
+def _settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Last part of the name, and value, of what is set on the command line and in its files."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config", action="append", type=Path, default=[])
     known, others = parser.parse_known_args(arguments)
-    yield from _names([word.rpartition("=")[2] for word in others])
     for path in known.config:
-        yield from _names(yaml.safe_load(path.read_text(encoding="utf-8")))
+        yield from _texts("", yaml.safe_load(path.read_text(encoding="utf-8")))
+    name = ""
+    for word in others:
+        if word.startswith("--"):
+            option, _, word = word.partition("=")
+            name = option.rpartition(".")[2]
+        yield name, word
 
 
-def _names(value: object) -> Iterator[str]:
-    if isinstance(value, str) and value.startswith(f"{PROVIDER}/"):
-        yield value.removeprefix(f"{PROVIDER}/")
+def _texts(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield name, value
     elif isinstance(value, list):
         for item in value:
-            yield from _names(item)
+            yield from _texts(name, item)
     elif isinstance(value, dict):
-        yield from _names(list(value.values()))
+        for key, item in value.items():
+            yield from _texts(str(key), item)
 
 
 if __name__ == "__main__":
