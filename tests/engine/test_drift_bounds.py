@@ -147,8 +147,9 @@ def allowed(request: ChatRequest, turn: int) -> ChatRequest:
 
 
 def kwargs_from(turn: int) -> Change:
+    more: dict[str, Any] = {"style": "a"}
     return lambda request, now: replace(
-        request, template_kwargs=request.template_kwargs | ({"style": "a"} if now >= turn else {})
+        request, template_kwargs={**request.template_kwargs, **(more if now >= turn else {})}
     )
 
 
