@@ -111,7 +111,7 @@ class TextScreen:
 
     def call(self, call: ToolCall, tool: ChatTool | None) -> None:
         """Write it in a line, and in full what it would change."""
-        write(f"* {call_line(call)}")
+        write(f"* {_call_line(call)}")
         if tool is not None and tool.preview is not None and isinstance(call.arguments, dict):
             for line in tool.preview(call.arguments):
                 write(f"  {harmless(line)}")
@@ -234,7 +234,7 @@ class JSONScreen:
         write(json.dumps({"error": {"code": code, "message": message}}))
 
 
-def call_line(call: ToolCall) -> str:
+def _call_line(call: ToolCall) -> str:
     """A call in a line; signs that a terminal would obey or hide are written as escapes."""
     if not isinstance(call.arguments, dict):
         return f"{harmless(call.name)}({_cut(repr(call.arguments))})"

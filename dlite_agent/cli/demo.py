@@ -41,14 +41,19 @@ OpenBackend = Callable[[ReusePolicy], AbstractContextManager[ChatBackend]]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument("--seed", type=int, default=DEMO_SEED, help="which held-out task")
-    parser.add_argument("--bugs", type=int, default=3, help="in the repository; 3 by default")
+    parser.add_argument("--bugs", type=int, default=3, help="in the repository")
     parser.add_argument(
         "--size",
         default="large",
         choices=("tiny", "small", "medium", "large"),
         help="of the repository",
     )
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float64"))
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=("float32", "bfloat16", "float64"),
+        help="of weights and KV",
+    )
     parser.add_argument(
         "--drafter", default="auto", help="auto, suffix, lookup or null; the same in all three runs"
     )

@@ -99,6 +99,7 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
         ConfigurationError: A flag's value cannot be used.
     """
     config = EngineConfig.from_env(
+        None,  # the process's own environment
         model=arguments.model,
         **speculation(arguments.speculative_config),
         dtype=arguments.dtype,
@@ -142,7 +143,13 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="a list of web sites whose pages may use the server, e.g. "
         "'[\"http://localhost:3000\"]'; none by default",
     )
-    parser.add_argument("--max-body-bytes", type=int, default=32 * 2**20, metavar="N")
+    parser.add_argument(
+        "--max-body-bytes",
+        type=int,
+        default=32 * 2**20,
+        metavar="N",
+        help="a larger request is refused",
+    )
     parser.add_argument("--metrics-prefix", default="dlite:", help="vllm: for its dashboards")
     parser.add_argument(
         "--shutdown-timeout",
@@ -155,10 +162,31 @@ def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of the engine behind a server, but for the model."""
-    parser.add_argument("--max-model-len", type=int, metavar="N", help="tokens of one session")
-    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="turns that run at once")
-    parser.add_argument("--max-queue", type=int, metavar="N", help="turns that wait beside them")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float64"))
+    defaults = EngineConfig()
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="most tokens of one session; default: DLITE_MAX_CONTEXT, else what the model allows",
+    )
+    parser.add_argument(
+        "--max-num-seqs",
+        type=int,
+        metavar="N",
+        help=f"most turns that run at once; default: DLITE_MAX_BATCH, else {defaults.max_batch}",
+    )
+    parser.add_argument(
+        "--max-queue",
+        type=int,
+        metavar="N",
+        help="most turns that wait beside them; default: DLITE_MAX_QUEUE, else "
+        f"{defaults.max_queue}",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float64"),
+        help="of weights and KV; default: DLITE_DTYPE, else auto",
+    )
     parser.add_argument(
         "--kv-cache-dtype",
         default="auto",

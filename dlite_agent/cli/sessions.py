@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_SUMMARIES = {
+    "list": "all sessions, the latest used first",
+    "purge": "delete sessions that no engine has open",
+    "export": "copy a session to a folder of its own",
+    "import": "copy an exported session to where engines look",
+}
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -27,20 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--folder", help="as EngineConfig.kv_disk; default: DLITE_KV_DISK, else the cache folder"
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="all sessions, the latest used first")
+    parsers = {
+        name: actions.add_parser(name, help=what, description=what)
+        for name, what in _SUMMARIES.items()
+    }
+    listing, purge = parsers["list"], parsers["purge"]
     listing.add_argument("--json", action="store_true", help="print one JSON object")
-    purge = actions.add_parser("purge", help="delete sessions that no engine has open")
     purge.add_argument(
         "--older-than", metavar="AGE", help="e.g. 30m, 12h, 7d: not used for so long"
     )
     purge.add_argument("--all", action="store_true", help="whatever their age")
     for action in (listing, purge):
         action.add_argument("--tenant", help="only this tenant's")
-    export = actions.add_parser("export", help="copy a session to a folder of its own")
-    export.add_argument("session_id", metavar="ID")
-    export.add_argument("path", type=Path, metavar="PATH", help="must not exist")
-    importing = actions.add_parser("import", help="copy an exported session to where engines look")
-    importing.add_argument("path", type=Path, metavar="PATH")
+    export, importing = parsers["export"], parsers["import"]
+    export.add_argument("session_id", metavar="ID", help="as `list` shows it")
+    export.add_argument("path", type=Path, metavar="PATH", help="the new folder")
+    importing.add_argument("path", type=Path, metavar="PATH", help="what `export` wrote")
 
 
 def run(arguments: argparse.Namespace) -> int:

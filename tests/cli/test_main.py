@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
@@ -100,6 +101,19 @@ def test_help_says_defaults_statuses_and_examples(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     assert "(default: 8000)" in capsys.readouterr().out
+
+
+def test_every_option_says_what_it_is() -> None:
+    def silent(parser: argparse.ArgumentParser) -> list[str]:
+        found = [] if parser.description else [parser.prog]
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                found += [word for below in action.choices.values() for word in silent(below)]
+            elif not action.help:
+                found.append(f"{parser.prog} {action.dest}")
+        return found
+
+    assert silent(_parser()) == []
 
 
 def test_every_example_is_one_that_the_command_takes() -> None:

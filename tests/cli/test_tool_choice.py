@@ -61,7 +61,7 @@ def test_groups_and_names_each_once_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("fiels", "known are the groups files"),
+        ("nothing", "known are the groups files"),
         ("files", "add --root ."),
         ("nowhere.py:f", "cannot be loaded"),
         ("no_such_module:f", "cannot be loaded"),
