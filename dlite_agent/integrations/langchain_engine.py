@@ -6,7 +6,7 @@ import asyncio
 import builtins
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from langchain_core.language_models import ModelProfile
 from langchain_core.messages import BaseMessage
@@ -49,6 +49,17 @@ class ChatWithEngine(ChatWithThreads):
     _last_miss: Miss | None = PrivateAttr(default=None)
     _has_final_profile: bool = PrivateAttr(default=False)
     _remotes: dict[str, RemoteEngine] = PrivateAttr(default_factory=dict)  # by model name
+
+    def __getstate__(self) -> builtins.dict[Any, Any]:
+        """Connections stay here."""
+        state = super().__getstate__()
+        private = {**(state["__pydantic_private__"] or {}), "_remotes": {}}
+        return {**state, "__pydantic_private__": private}
+
+    def __deepcopy__(self, memo: builtins.dict[int, Any] | None = None) -> Self:
+        """A copy of its own, with the same engine and connections."""
+        shared = (self.engine, *self._remotes.values())
+        return super().__deepcopy__({**(memo or {}), **{id(item): item for item in shared}})
 
     def session(self, name: str | None = None, tools: Sequence[Tool] = ()) -> AgentSession:
         """A conversation that keeps its own transcript, with this model's engine.

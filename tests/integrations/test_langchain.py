@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import pickle
 import threading
@@ -97,6 +98,19 @@ def test_model_can_be_saved_and_loaded_by_its_public_name() -> None:
     loaded = load(saved, allowed_objects=[ChatDLite], valid_namespaces=["dlite_agent"])
     assert loaded.asdict() == model.asdict()
     assert pickle.loads(pickle.dumps(ChatDLite("nano", seed=1))).seed == 1
+
+
+def test_copies_share_the_engine_and_its_connections() -> None:
+    model = chat("Hi.", temperature=0.5)
+    copied = copy.deepcopy(model)
+    assert copied.engine is model.engine
+    assert model.model_copy(deep=True).invoke("?").content == "Hi."
+    remote = ChatDLite(base_url="http://127.0.0.1:9/v1", api_key="secret")
+    client = remote._backend()
+    assert copy.deepcopy(remote)._backend() is client
+    loaded = pickle.loads(pickle.dumps(remote))
+    assert loaded.base_url == remote.base_url
+    assert loaded._backend() is not client
 
 
 def test_what_identifies_the_model_is_small_and_set() -> None:
