@@ -129,7 +129,7 @@ def make_texts(options: object, *names: str, is_path: bool = False) -> None:
 def make_paths(options: object, name: str) -> None:
     """Turn a field into a tuple of paths: from one, a list, or what `os.pathsep` separates."""
     value = getattr(options, name)
-    parts = value.split(os.pathsep) if isinstance(value, str) else value
+    parts = list(filter(None, value.split(os.pathsep))) if isinstance(value, str) else value
     parts = [parts] if isinstance(parts, os.PathLike) else parts
     if not isinstance(parts, list | tuple):
         raise ConfigurationError(f"{name} is {value!r}; use a list of paths")

@@ -33,7 +33,8 @@ def run_command(model: LoadedModel, command: SessionCommand) -> SessionReply | L
         )
     match command.action:
         case "find":
-            return SessionReply(session_id, _token_ids(resident, kept))
+            told = kept.last_turn if kept is not None else ""
+            return SessionReply(session_id, _token_ids(resident, kept), told)
         case "delete":
             _delete(model, session_id, resident, command)
         case "fork":
@@ -86,6 +87,9 @@ def _delete(
 ) -> None:
     if resident is not None:
         model.sessions.discard(_idle(resident, command))
+    for info in model.sessions.sessions():
+        if info.sibling_of == session_id and info.tenant == command.tenant and not info.is_busy:
+            model.sessions.discard(model.sessions.get(info.session_id))
     model.tiers.remove([session_id])
     journal = model.tenants.of(command.tenant).journal
     model.tiers.forget_turns(command.tenant, journal, {session_id})

@@ -124,7 +124,10 @@ class SessionReply:
     Attributes:
         session_id: Its id.
         token_ids: What it holds; of `find` only.
+        last_turn: The figures of its last turn as JSON (`outputs.turn_figures`), of `find` and only
+            of a session that is kept on disk; else empty.
     """
 
     session_id: str
     token_ids: tuple[int, ...] = ()
+    last_turn: str = ""

@@ -104,7 +104,7 @@ def turn_steps(
             model.sessions.discard(session)
         else:
             model.sessions.release(session, waits_for_tool=turn.ended_in_call)
-            model.tiers.save(session, turn_labels(admitted))
+            model.tiers.save(session, turn_labels(admitted, turn.generation))
 
 
 @dataclass(slots=True)
@@ -115,6 +115,7 @@ class _Turn:
     session: Session
     record: TurnRecord
     ended_in_call: bool = False
+    generation: Generation | None = None
 
     def steps(self, should_stop: Callable[[], bool]) -> Steps[GenerationChunk, None]:
         model, record = self.model, self.record
@@ -153,7 +154,7 @@ class _Turn:
             return
         if model.idle is not None and not record.admitted.is_raw:
             model.idle.note(self.session.session_id, record.admitted, parsed.message)
-        generation = Generation(
+        self.generation = Generation(
             parsed.message,
             parsed.finish_reason,
             stats,
@@ -168,7 +169,7 @@ class _Turn:
             deltas=last.deltas + parsed.deltas,
             finish_reason=parsed.finish_reason,
             stats=stats,
-            generation=generation,
+            generation=self.generation,
         )
 
     def _decode(

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 
 from dlite_agent.engine.admission import AdmittedRequest
 from dlite_agent.errors import CapacityError, ConfigurationError
-from dlite_agent.sessions.kept import ANSWER_START, HINT, TENANT
+from dlite_agent.outputs import Generation, turn_figures
+from dlite_agent.sessions.kept import ANSWER_START, HINT, LAST_TURN, TENANT
 
 __all__ = ["translated", "turn_labels"]
 
 
-def turn_labels(admitted: AdmittedRequest) -> dict[str, str]:
-    """What is saved beside a session: who may find it, and what a request may drop of it."""
+def turn_labels(admitted: AdmittedRequest, generation: Generation | None) -> dict[str, str]:
+    """What is saved beside a session: whose it is, where its answer begins, what its turn cost.
+
+    Of a turn without an end, what is noted of the one before stays.
+    """
+    told = {} if generation is None else {LAST_TURN: json.dumps(turn_figures(generation))}
     request, start = admitted.request, admitted.turn_start
     answer_start = len(admitted.prompt.token_ids) if start is None else start
     return {
         TENANT: request.tenant,
         HINT: request.session_hint or "",
         ANSWER_START: str(answer_start),
+        **told,
     }
 
 

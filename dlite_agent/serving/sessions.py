@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -74,11 +75,23 @@ async def load_session(service: ServingService, http: Request, name: str) -> Res
 
 async def explain_session(service: ServingService, http: Request, name: str) -> Response:
     """Answer with the figures of the session's last turn: what was computed again, and why."""
-    figures = service.last_turns.find(_tenant(service, http), name)
+    tenant = _tenant(service, http)
+    figures = service.last_turns.find(tenant, name) or await _figures_on_disk(service, tenant, name)
     if figures is None:
         message = f"no turn of a session {name!r} is known; list the sessions, or take a turn first"
         raise StatusError(404, message, "session_not_found")
     return JSONResponse(figures)
+
+
+async def _figures_on_disk(service: ServingService, tenant: str, name: str) -> JSONObject | None:
+    """What an earlier server noted of a session's last turn."""
+    try:
+        found = await ask(service, SessionCommand("find", name, tenant), SessionReply)
+    except StatusError as error:
+        if error.code in ("session_not_found", "not_supported"):
+            return None
+        raise
+    return json.loads(found.last_turn) if found.last_turn else None
 
 
 async def _command(

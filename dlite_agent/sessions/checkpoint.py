@@ -8,6 +8,7 @@ again from the token ids, which the manifest holds.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
@@ -30,7 +31,14 @@ from dlite_agent.sessions.saved_session import SavedOnDisk, SavedSession
 from dlite_agent.sessions.segments import Segment, SegmentShape, plan_segments, write_segment
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = ["open_checkpoint", "plan_save", "save_session", "segment_shape", "write_checkpoint"]
+__all__ = [
+    "branch_checkpoint",
+    "open_checkpoint",
+    "plan_save",
+    "save_session",
+    "segment_shape",
+    "write_checkpoint",
+]
 
 
 def segment_shape(pool: KVPool) -> SegmentShape:
@@ -118,6 +126,33 @@ def write_checkpoint(
         if path.name not in named:
             path.unlink(missing_ok=True)
     return saved
+
+
+def branch_checkpoint(source: Path, saved: Manifest, target: Path, branch: Manifest) -> Manifest:
+    """Give a saved session a second name, under which it stays when the first one changes.
+
+    Args:
+        source: Folder of the session.
+        saved: What is there.
+        target: Folder of the branch.
+        branch: Its manifest, but for the segments.
+
+    Raises:
+        OSError: It cannot be written, or the session is gone.
+    """
+    make_folder(target)
+    for segment in saved.segments:
+        place = target / segment.file
+        place.unlink(missing_ok=True)
+        try:
+            place.hardlink_to(source / segment.file)
+        except OSError:  # a file system without links
+            shutil.copyfile(source / segment.file, place)
+            place.chmod(0o600)
+    branch = replace(branch, segments=saved.segments)
+    sync_folder(target)
+    write_file(target / MANIFEST, [branch.to_bytes()])
+    return branch
 
 
 def open_checkpoint(folder: Path, target: TargetModel) -> SavedSession:

@@ -13,23 +13,35 @@ import shutil
 import threading
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-
-from torch import Tensor
 
 from dlite_agent.errors import CheckpointError
 from dlite_agent.models.kv_rows import rows_to_host
 from dlite_agent.models.target import TargetModel
 from dlite_agent.sessions.atomic_file import FolderLock, explained, make_folder
-from dlite_agent.sessions.checkpoint import open_checkpoint, segment_shape, write_checkpoint
+from dlite_agent.sessions.checkpoint import (
+    branch_checkpoint,
+    open_checkpoint,
+    segment_shape,
+    write_checkpoint,
+)
+from dlite_agent.sessions.disk_entries import DiskEntry, DiskJob, scan_folder
 from dlite_agent.sessions.disk_journal import JournalFile, journal_path
 from dlite_agent.sessions.disk_writer import DiskWriter
 from dlite_agent.sessions.journal import Journal
-from dlite_agent.sessions.kept import KeptSession, longest_kept, now_s
-from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey, read_manifest
+from dlite_agent.sessions.kept import (
+    BRANCH_OF,
+    BRANCH_UNTIL,
+    HINT,
+    KeptSession,
+    longest_kept,
+    now_s,
+)
+from dlite_agent.sessions.manifest import MANIFEST, Manifest, ModelKey
+from dlite_agent.sessions.resident import SIBLING_S
 from dlite_agent.sessions.saved_session import SavedSession
 from dlite_agent.sessions.segments import Segment, held_bytes, plan_segments
 from dlite_agent.sessions.session import Session
@@ -42,40 +54,6 @@ logger = logging.getLogger(__name__)
 # KV that waits to be written. A disk that is slower than the turns makes saves rarer and not the
 # memory larger: what was left out is saved with a later turn, or when the engine is closed.
 _MAX_BACKLOG_BYTES = 2**30
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """A session of this tier.
-
-    Attributes:
-        kept: As it will be when all its jobs are done.
-        folder: Where it is.
-        segments: Likewise; of those that are not written yet, only the rows are right.
-        durable: As it is on the disk; None before the first write.
-        num_jobs: Writes that wait or run.
-    """
-
-    kept: KeptSession
-    folder: Path
-    segments: tuple[Segment, ...] = ()
-    durable: Manifest | None = None
-    num_jobs: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """A save to be written.
-
-    Attributes:
-        entry: Of which session.
-        manifest: Its segments are those that stay.
-        rows: First row and rows of the new ones.
-    """
-
-    entry: _Entry
-    manifest: Manifest
-    rows: list[tuple[int, Tensor]]
 
 
 def model_folder(root: Path, target: TargetModel) -> Path:
@@ -107,7 +85,7 @@ class DiskTier:
             make_folder(self.folder)
             self._lock = FolderLock(self.folder)
             try:
-                self._entries = self._scan()
+                self._entries = scan_folder(self.folder, self._shape.row_bytes)
             except BaseException:
                 self._lock.close()
                 raise
@@ -123,7 +101,9 @@ class DiskTier:
     def sessions(self) -> list[KeptSession]:
         """All sessions."""
         with self._changed:
-            return [entry.kept for entry in self._entries.values()]
+            kept = [entry.kept for entry in self._entries.values()]
+        now = now_s()
+        return [session for session in kept if not session.is_over(now)]
 
     def find(
         self, prompt: TokenTrail, tenant: str, more_than: int
@@ -141,7 +121,8 @@ class DiskTier:
             if entry is not None:
                 num_valid, before = entry.kept.trail.common_prefix(trail), entry.segments
         segments, new = plan_segments(before, num_valid, manifest.num_rows)
-        if entry is not None and num_valid == len(trail) == len(entry.kept.trail) and not new:
+        is_same = entry is not None and num_valid == len(trail) == len(entry.kept.trail)
+        if entry is not None and is_same and not new and not entry.kept.branch_of:
             entry.kept.used_at = now_s()
             return True
         kept = KeptSession.of(manifest, manifest.num_rows * self._shape.row_bytes, now_s())
@@ -155,16 +136,31 @@ class DiskTier:
         rows = [(start, rows_to_host(session.kv, start, end)) for start, end in new]
         with self._changed:
             if entry is None:
-                entry = _Entry(kept, self.folder / session.session_id)
+                entry = DiskEntry(kept, self.folder / session.session_id)
                 self._entries[session.session_id] = entry
             entry.kept = kept
             entry.segments = segments + tuple(
                 Segment("", start, end - start, "") for start, end in new
             )
             entry.num_jobs += 1
-        job = _Job(entry, replace(manifest, segments=segments), rows)
+        job = DiskJob(entry, replace(manifest, segments=segments), rows)
         self._writer.put(partial(self._write, job), num_bytes)
         return True
+
+    def branch(self, session_id: str, name: str) -> None:
+        """Keep what a session is now under another name for a while; it is about to change.
+
+        Costs a manifest: its segments are linked.
+        """
+        until = now_s() + SIBLING_S
+        with self._changed:
+            entry = self._entries.get(session_id)
+            if entry is None:
+                return
+            kept = replace(entry.kept, session_id=name, hint="", branch_of=session_id, until=until)
+            branch = DiskEntry(kept, self.folder / name, entry.segments, num_jobs=1)
+            self._entries[name] = branch
+        self._writer.put(partial(self._write_branch, entry, branch), 0)
 
     def attach(self, tenant: str, journal: Journal, made_by: str) -> None:
         """Fill a tenant's empty journal with what is on disk, and keep on disk what it gets.
@@ -210,13 +206,17 @@ class DiskTier:
         return saved
 
     def remove(self, session_ids: Collection[str]) -> int:
-        """Delete sessions; returns how many there were."""
+        """Delete sessions, and the branches that they dropped; returns how many there were."""
         with self._changed:
-            entries = [self._entries.pop(name) for name in session_ids if name in self._entries]
+            entries = [
+                self._entries.pop(name)
+                for name, entry in list(self._entries.items())
+                if name in session_ids or entry.kept.branch_of in session_ids
+            ]
             self._changed.wait_for(lambda: all(entry.num_jobs == 0 for entry in entries))
         for entry in entries:
             shutil.rmtree(entry.folder, ignore_errors=True)
-        return len(entries)
+        return sum(not entry.kept.branch_of for entry in entries)
 
     def flush(self) -> None:
         """Wait until everything is written, or could not be."""
@@ -239,28 +239,9 @@ class DiskTier:
                 self.folder,
             )
 
-    def _scan(self) -> dict[str, _Entry]:
-        """What is there. A damaged session is removed, with a warning."""
-        entries: dict[str, _Entry] = {}
-        for folder in sorted(path for path in self.folder.iterdir() if path.is_dir()):
-            try:
-                manifest = read_manifest(folder)
-            except CheckpointError as error:
-                logger.warning("a saved session is removed and will start cold: %s", error)
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            except OSError as error:
-                logger.warning("a saved session cannot be read: %s", error)
-                continue
-            size = manifest.num_stored * self._shape.row_bytes
-            kept = KeptSession.of(manifest, size, (folder / MANIFEST).stat().st_mtime)
-            if manifest.session_id == folder.name:
-                entries[folder.name] = _Entry(kept, folder, manifest.segments, manifest)
-        return entries
-
     # ---- below: the writer's thread ----------------------------------------------------------
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, job: DiskJob) -> None:
         durable = job.entry.durable
         try:
             durable = self._written(job)
@@ -268,7 +249,22 @@ class DiskTier:
             self._finish(job.entry, durable)
         self._keep_budget()
 
-    def _finish(self, entry: _Entry, durable: Manifest | None) -> None:
+    def _write_branch(self, entry: DiskEntry, branch: DiskEntry) -> None:
+        saved, kept, durable = entry.durable, branch.kept, None
+        try:
+            if saved is not None:
+                labels = dict(saved.labels) | {HINT: ""}
+                labels |= {BRANCH_OF: kept.branch_of, BRANCH_UNTIL: repr(kept.until)}
+                manifest = replace(saved, session_id=kept.session_id, labels=labels)
+                durable = branch_checkpoint(entry.folder, saved, branch.folder, manifest)
+        except OSError as error:
+            logger.debug("a branch of session=%s is not kept: %s", kept.branch_of, error)
+            shutil.rmtree(branch.folder, ignore_errors=True)
+        finally:
+            self._finish(branch, durable)
+        self._keep_budget()
+
+    def _finish(self, entry: DiskEntry, durable: Manifest | None) -> None:
         """A write is over: `durable` is what is on the disk."""
         with self._changed:
             entry.num_jobs -= 1
@@ -281,7 +277,7 @@ class DiskTier:
                 entry.kept = KeptSession.of(durable, entry.kept.nbytes, entry.kept.used_at)
             self._changed.notify_all()
 
-    def _written(self, job: _Job) -> Manifest | None:
+    def _written(self, job: DiskJob) -> Manifest | None:
         """Write a job; returns what is on the disk then."""
         durable = job.entry.durable
         stored: dict[tuple[int, int], Segment] = {}
@@ -304,7 +300,7 @@ class DiskTier:
             self._complain(job.manifest.session_id, error.strerror or str(error))
         return durable
 
-    def _twins(self, entry: _Entry) -> dict[Segment, Path]:
+    def _twins(self, entry: DiskEntry) -> dict[Segment, Path]:
         """What other sessions of its tenant have on disk."""
         with self._changed:
             others = [other for other in self._entries.values() if other is not entry]
@@ -316,13 +312,20 @@ class DiskTier:
         }
 
     def _keep_budget(self) -> None:
-        """Delete the sessions that were not used for longest, until the rest fits."""
+        """Delete old branches; then, until the rest fits, other branches and old sessions."""
+        now = now_s()
+        with self._changed:
+            old = [e for e in self._entries.values() if e.num_jobs == 0 and e.kept.is_over(now)]
+            for entry in old:
+                del self._entries[entry.kept.session_id]
+        for entry in old:
+            shutil.rmtree(entry.folder, ignore_errors=True)
         while self.used_bytes > self.max_bytes:
             with self._changed:
                 idle = [entry for entry in self._entries.values() if entry.num_jobs == 0]
                 if not idle:
                     return
-                victim = min(idle, key=lambda entry: entry.kept.used_at)
+                victim = min(idle, key=lambda e: (not e.kept.branch_of, e.kept.used_at))
                 del self._entries[victim.kept.session_id]
             logger.debug("deleted session=%s from disk", victim.kept.session_id)
             shutil.rmtree(victim.folder, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,10 +11,27 @@ from typing import Literal
 from dlite_agent.sessions.manifest import Manifest
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = ["ANSWER_START", "HINT", "TENANT", "KeptSession", "Tier", "longest_kept", "now_s"]
+__all__ = [
+    "ANSWER_START",
+    "BRANCH_OF",
+    "BRANCH_UNTIL",
+    "HINT",
+    "LAST_TURN",
+    "TENANT",
+    "KeptSession",
+    "Tier",
+    "longest_kept",
+    "now_s",
+]
 
 TENANT, HINT, ANSWER_START = "tenant", "hint", "answer_start"
 """Labels of a session that tiers read."""
+
+LAST_TURN = "last_turn"
+"""Label of what the last turn cost and why, as its owner writes it."""
+
+BRANCH_OF, BRANCH_UNTIL = "branch_of", "branch_until"
+"""Labels of what a turn dropped: of which session, and until when it is kept for a retry."""
 
 Tier = Literal["device", "host", "disk", "folder"]
 
@@ -31,6 +49,9 @@ class KeptSession:
         answer_start: Where its last answer begins.
         nbytes: What it takes there.
         used_at: When it was last saved or restored, in seconds of the wall clock.
+        branch_of: The session that dropped this branch, or empty.
+        last_turn: What is noted of its last turn.
+        until: When a branch is not kept any more, in seconds of the wall clock.
     """
 
     session_id: str
@@ -41,6 +62,9 @@ class KeptSession:
     answer_start: int
     nbytes: int
     used_at: float
+    branch_of: str = ""
+    last_turn: str = ""
+    until: float = math.inf
 
     @classmethod
     def of(cls, manifest: Manifest, nbytes: int, used_at: float) -> KeptSession:
@@ -54,7 +78,14 @@ class KeptSession:
             answer_start=int(manifest.labels.get(ANSWER_START, manifest.turn_start)),
             nbytes=nbytes,
             used_at=used_at,
+            last_turn=manifest.labels.get(LAST_TURN, ""),
+            branch_of=manifest.labels.get(BRANCH_OF, ""),
+            until=float(manifest.labels.get(BRANCH_UNTIL, math.inf)),
         )
+
+    def is_over(self, now: float) -> bool:
+        """Whether it is a branch that nobody went back to for a while."""
+        return now >= self.until
 
 
 def longest_kept(

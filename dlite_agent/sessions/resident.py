@@ -9,15 +9,15 @@ from dlite_agent.models.kv_pool import PAGE_ROWS, KVCache
 from dlite_agent.sessions.session import Session
 from dlite_agent.sessions.token_trail import TokenTrail
 
-__all__ = ["Resident", "SessionInfo", "num_pages", "pages_held", "pages_to_grow"]
+__all__ = ["SIBLING_S", "Resident", "SessionInfo", "num_pages", "pages_held", "pages_to_grow"]
 
 # Of production agents' tool results, 90 % are back within 30 s; five minutes leave room for builds.
 _TOOL_WAIT_S = 300.0
 # So long small requests are turned away rather than served from a waiting session's memory. Short,
 # since an agent that was killed also leaves a session that waits.
 _PROTECTED_S = 60.0
-# A branch that a turn dropped waits so long for a retry that goes back to it.
-_SIBLING_S = 300.0
+SIBLING_S = 300.0
+"""A branch that a turn dropped waits so long for a retry that goes back to it."""
 # A request is small next to a session that has at least so many times its tokens.
 _SMALL_FACTOR = 4
 
@@ -90,7 +90,7 @@ class Resident:
 
     def is_old_sibling(self, now: float) -> bool:
         """Whether nobody went back to this branch for a while."""
-        is_old = now - self.released_at >= _SIBLING_S
+        is_old = now - self.released_at >= SIBLING_S
         return self.is_sibling and is_old and not self.session.is_pinned
 
     def may_be_taken_over(

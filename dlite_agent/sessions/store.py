@@ -68,6 +68,8 @@ class SessionStore:
         self._is_closed = False
         self.on_evict: Callable[[Session], None] | None = None
         """Is given each session before its KV goes."""
+        self.on_branch: Callable[[Session, str], None] | None = None
+        """Is given each session before a turn drops much of it, and what the branch is called."""
         self.on_shortage: Callable[[], bool] | None = None
         """Gives back pages that no session holds; returns whether there were any."""
 
@@ -272,8 +274,13 @@ class SessionStore:
         # The copy of a begun page, and all that the turn takes without the pages that it drops.
         count = 1 + num_pages(request.num_planned) - kept // PAGE_ROWS
         num_spare = self._budget.num_spare(self._entries.values())
-        if len(donor.trail) - kept >= WORTH_WAITING and num_spare >= count:
-            sibling = self.adopt(donor.session.fork(session_id=_new_id()), donor.tenant)
+        if len(donor.trail) - kept < WORTH_WAITING:
+            return
+        name = _new_id()
+        if self.on_branch is not None:
+            self.on_branch(donor.session, name)
+        if num_spare >= count:
+            sibling = self.adopt(donor.session.fork(session_id=name), donor.tenant)
             sibling.turn_start, sibling.released_at = donor.turn_start, now
             sibling.sibling_of = donor.session.session_id
 

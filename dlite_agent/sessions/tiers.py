@@ -19,7 +19,7 @@ from dlite_agent.sessions.disk_tier import DiskTier
 from dlite_agent.sessions.folder_tier import FolderTier
 from dlite_agent.sessions.host_tier import HostTier
 from dlite_agent.sessions.journal import Journal
-from dlite_agent.sessions.kept import KeptSession, Tier
+from dlite_agent.sessions.kept import BRANCH_OF, BRANCH_UNTIL, KeptSession, Tier
 from dlite_agent.sessions.manifest import MANIFEST
 from dlite_agent.sessions.request import PrefixRequest
 from dlite_agent.sessions.session import Session
@@ -82,6 +82,7 @@ class Tiers:
         self._reads: dict[Tier, Rate] = {name: Rate() for name in self._tiers}
         self._prefill = Rate()
         store.on_evict = self._keep
+        store.on_branch = self._keep_branch
 
     def kept(self) -> list[tuple[Tier, KeptSession]]:
         """All sessions of all tiers but the pool."""
@@ -121,6 +122,8 @@ class Tiers:
         """
         if self.disk is None or session.is_closed or not session.token_ids:
             return
+        for label in (BRANCH_OF, BRANCH_UNTIL):  # a turn has gone on with it
+            session.labels.pop(label, None)
         session.labels.update(labels)
         self.disk.save(session)
 
@@ -206,7 +209,7 @@ class Tiers:
     def close(self) -> None:
         """Flush, and give the tiers' memory and folder back. Idempotent."""
         self.flush()
-        self._store.on_evict = None
+        self._store.on_evict = self._store.on_branch = None
         for tier in self._tiers.values():
             tier.close()
         self._tiers, self.disk = {}, None
@@ -216,6 +219,11 @@ class Tiers:
         if session.token_ids and session.kv.length:
             for tier in self._tiers.values():
                 tier.save(session)
+
+    def _keep_branch(self, session: Session, name: str) -> None:
+        """A turn drops what a session holds; a retry may want it, after a restart too."""
+        if self.disk is not None:
+            self.disk.branch(session.session_id, name)
 
     def _find(self, request: PrefixRequest, resident: int) -> tuple[Tier, KeptSession, int] | None:
         """The longest prefix that pays, the faster tier first."""

@@ -204,3 +204,16 @@ def test_a_file_that_cannot_be_used_is_named(
     config = EngineConfig(str(folder), max_kv_bytes=2**23, public_prefixes=(str(path),))
     with pytest.raises(ConfigurationError, match=r"opening\.json"):
         load_service(config, lambda *_: None)
+
+
+def test_the_files_come_from_the_environment_too() -> None:
+    environ = {"DLITE_PUBLIC_PREFIXES": "a.json:b.json", "DLITE_PARK_AFTER_S": "5"}
+    config = EngineConfig.from_env(environ)
+    assert config.public_prefixes == ("a.json", "b.json")
+    assert config.park_after_s == 5.0
+    assert EngineConfig(public_prefixes=Path("a.json")).public_prefixes == ("a.json",)  # type: ignore[arg-type]
+    for wrong in ([1], ("",), 7):
+        with pytest.raises(ConfigurationError, match="public_prefixes"):
+            EngineConfig(public_prefixes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="DLITE_PARK_AFTER_S"):
+        EngineConfig.from_env({"DLITE_PARK_AFTER_S": "soon"})

@@ -13,9 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
+from dlite_agent.engine.session_tasks import SessionCommand, SessionReply
 from dlite_agent.outputs import Generation
+from dlite_agent.sessions.kept import BRANCH_OF, BRANCH_UNTIL, now_s
+from dlite_agent.sessions.manifest import MANIFEST, read_manifest
 from tests.conversations import Agent, respaced
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -59,6 +63,85 @@ def test_an_agent_that_was_stopped_goes_on_without_a_prefill(config: EngineConfi
                 assert stats.prefilled_tokens + stats.cached_tokens == stats.prompt_tokens
             assert stats.session_id == stopped.turns[0].stats.session_id
     assert [t.token_ids for t in stopped.turns] == [t.token_ids for t in steady.turns]
+
+
+def manifests(config: EngineConfig) -> dict[str, Path]:
+    return {path.parent.name: path for path in Path(config.kv_disk).rglob(MANIFEST)}
+
+
+def drop_a_branch(config: EngineConfig) -> tuple[Agent, Agent]:
+    """Take three turns, go back to the second with another message, and end."""
+    agent = Agent("fix it", hint="thread", edit=respaced)
+    with Engine(replace(config, history="as_generated")) as engine:
+        take(engine, agent)
+        other = replace(agent, messages=list(agent.messages), turns=list(agent.turns))
+        other.messages = [*agent.messages[:-1], replace(agent.messages[-1], content="no" * 40)]
+        take(engine, agent)
+        agent.messages.append(Message("user", "Go on."))
+        take(engine, agent)
+        take(engine, other)
+        assert len(engine.sessions()) == 4, "the session and its branch, in memory and on disk"
+    return agent, other
+
+
+def test_what_a_turn_dropped_is_found_again_after_a_restart(config: EngineConfig) -> None:
+    agent, other = drop_a_branch(config)
+    session_id = other.turns[-1].stats.session_id
+    assert len(manifests(config)) == 2
+    before = len(agent.turns[-1].prompt_token_ids) + len(agent.turns[-1].token_ids)
+    with Engine(replace(config, history="as_generated")) as engine:
+        stats = take(engine, agent).stats
+        assert stats.origin == "restored"
+        assert stats.session_id != session_id
+        assert stats.cached_tokens >= before - 2
+        assert take(engine, other).stats.session_id == session_id
+    for path in manifests(config).values():  # both are sessions like any other now
+        assert read_manifest(path.parent).labels.keys().isdisjoint({BRANCH_OF, BRANCH_UNTIL})
+
+
+def branch_of(config: EngineConfig, session_id: str) -> Path:
+    """Its manifest."""
+    (branch,) = (path for name, path in manifests(config).items() if name != session_id)
+    assert read_manifest(branch.parent).labels[BRANCH_OF] == session_id
+    return branch
+
+
+def test_a_branch_goes_with_its_session(config: EngineConfig) -> None:
+    _, other = drop_a_branch(config)
+    session_id = other.turns[-1].stats.session_id
+    branch_of(config, session_id)
+    with Engine(config) as engine:
+        engine.ask(SessionCommand("delete", session_id), SessionReply)
+        assert engine.sessions() == ()
+    assert manifests(config) == {}
+
+
+def test_a_branch_goes_after_five_minutes(config: EngineConfig) -> None:
+    agent, other = drop_a_branch(config)
+    branch = branch_of(config, other.turns[-1].stats.session_id)
+    manifest = read_manifest(branch.parent)
+    assert 0 < float(manifest.labels[BRANCH_UNTIL]) - now_s() <= 300
+    labels = dict(manifest.labels) | {BRANCH_UNTIL: repr(now_s())}
+    branch.write_bytes(replace(manifest, labels=labels).to_bytes())
+    with Engine(config) as engine:
+        assert len(engine.sessions()) == 1
+        assert take(engine, agent).stats.prefilled_tokens > 32
+    assert not branch.exists()
+
+
+def test_why_the_last_turn_was_not_free_is_told_after_a_restart(config: EngineConfig) -> None:
+    agent = Agent("fix it", hint="thread")
+    with Engine(config) as engine:
+        take(engine, agent)
+        agent.messages[1] = Message("user", "fix that")
+        miss = take(engine, agent).stats.miss
+        assert miss is not None
+    with Engine(config) as engine:
+        found = engine.ask(SessionCommand("find", "thread"), SessionReply)
+    figures = json.loads(found.last_turn)
+    assert figures["session_id"] == found.session_id == agent.turns[-1].stats.session_id
+    assert (figures["miss"]["cause"], figures["miss"]["tokens"]) == (miss.cause, miss.tokens)
+    assert miss.cause == "message_edited"
 
 
 def test_an_engine_in_a_process_of_its_own_saves_before_it_ends(config: EngineConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -113,6 +114,22 @@ def test_the_last_turn_of_a_session_is_explained(http: httpx.Client) -> None:
     assert figures["prefilled_tokens"] > 0
     http.delete("/v1/dlite/sessions/mine")
     assert http.get("/v1/dlite/sessions/mine/explain").status_code == 404
+
+
+def test_the_last_turn_is_explained_after_a_restart(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", max_positions=1024)
+    config = EngineConfig(str(folder), dtype="float64", kv_disk=str(tmp_path / "kept"))
+    told = []
+    for number in range(2):
+        with Engine(config) as engine:
+            engine.load()
+            with live_server(engine, SETTINGS) as running, connected(running, "a") as http:
+                if number == 0:
+                    chat(http, session_id="mine")
+                told.append(http.get("/v1/dlite/sessions/mine/explain").json())
+                assert http.get("/v1/dlite/sessions/other/explain").status_code == 404
+    assert told[0] == told[1]
+    assert told[0]["origin"] == "cold"
 
 
 def test_a_session_of_another_tenant_does_not_exist(server: LiveServer, http: httpx.Client) -> None:
