@@ -30,6 +30,8 @@ _MAX_ENDING = 2048
 """Tokens of the shortest turn that a grammar may ask for."""
 _CLOSING_MARGIN = 64
 """Tokens that an ending may grow by between two looks at it."""
+_MAX_STRIDE = 16
+"""Most tokens between two looks once an ending is near."""
 _MAX_COMPILED = 64
 _HOST = torch.device("cpu")
 _STEP = 0x9E3779B1  # spreads consecutive numbers
@@ -243,10 +245,13 @@ class Constraint:
         if ending is None:
             self._next_look = num_left - 1
             return ()
-        self._next_look = min(num_left - 1, len(ending) + 2 * _CLOSING_MARGIN)
-        if num_left > len(ending) + 1 + _CLOSING_MARGIN:
-            return ()
-        return (*ending, self._vocabulary.stop_id)
+        spare = num_left - len(ending) - 1 - _CLOSING_MARGIN
+        if spare <= 0:
+            return (*ending, self._vocabulary.stop_id)
+        # nothing is drafted over a look, so that near the end they come closer by and by
+        stride = max(1, min(_MAX_STRIDE, spare // 4))
+        self._next_look = min(num_left - stride, len(ending) + 2 * _CLOSING_MARGIN)
+        return ()
 
     def ending(self, max_tokens: int) -> tuple[int, ...] | None:
         """A short way to where the grammar accepts, at most `max_tokens`; None if none was found.

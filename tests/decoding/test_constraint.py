@@ -429,6 +429,22 @@ def test_an_answer_is_closed_before_its_budget_ends(start: Start) -> None:
     jsonschema.validate(json.loads(TOKENIZER.decode([*turn, *closing[:-1]])), schema)
 
 
+def test_drafts_have_room_while_an_answer_can_still_end_in_time(start: Start) -> None:
+    """One with few tokens is looked at often; it was at each token, over which none is drafted."""
+    rules = OutputRules(answer=AnswerFormat({"type": "string"}))
+    constraint = start(rules, (), thought="none", closing="answers")
+    constraint.advance([ord('"')])
+    num_left, rooms = 150, list[int]()
+    while not (closing := constraint.closing(num_left)):
+        rooms.append(constraint.num_unwatched(num_left))
+        constraint.advance([ord("x")] * rooms[-1])
+        num_left -= rooms[-1]
+    assert closing == (ord('"'), STOP)
+    assert num_left == 64 + 2, "as early as if it had been looked at each token"
+    assert rooms[:2] == [21, 15]
+    assert len(rooms) < (150 - 66) / 3
+
+
 def test_a_call_is_not_closed_unless_asked(start: Start) -> None:
     rules = OutputRules(answer=AnswerFormat({"type": "string"}))
     for closing, is_closed in (("answers", False), ("all", True)):
