@@ -98,10 +98,11 @@ def engine_config(arguments: argparse.Namespace) -> EngineConfig:
     Raises:
         ConfigurationError: A flag's value cannot be used.
     """
+    drafting = speculation(arguments.speculative_config)
     config = EngineConfig.from_env(
-        None,  # the process's own environment
         model=arguments.model,
-        **speculation(arguments.speculative_config),
+        drafter=drafting.drafter,
+        max_draft_tokens=drafting.max_draft_tokens,
         dtype=arguments.dtype,
         quantize=arguments.quantize,
         rope_scaling=arguments.rope_scaling,

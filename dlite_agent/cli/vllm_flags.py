@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlite_agent.config import EngineConfig, SamplingParams
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.generation_config import read_generation_config
 
-__all__ = ["check_kv_cache_dtype", "origins", "sampling_defaults", "speculation"]
+__all__ = ["Speculation", "check_kv_cache_dtype", "origins", "sampling_defaults", "speculation"]
 
 # vLLM's methods that need no model of their own, and ours; by their names the drafter that it is.
 _WITHOUT_MODEL = {"suffix": "suffix", "ngram": "lookup", "dlite": "dlite", "auto": "auto"}
@@ -23,7 +23,14 @@ _ADVICE = (
 _NEUTRAL = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
-def speculation(given: str | None) -> dict[str, object]:
+class Speculation(NamedTuple):
+    """Options of the engine, by their names in `EngineConfig`; None leaves one as it is."""
+
+    drafter: str | None = None
+    max_draft_tokens: int | None = None
+
+
+def speculation(given: str | None) -> Speculation:
     """The engine's options that `--speculative-config` means; none where it is not given.
 
     A drafter that is named by `model` is of the kind that its own `config.json` says; `method` may
@@ -33,7 +40,7 @@ def speculation(given: str | None) -> dict[str, object]:
         ConfigurationError: It is no JSON object, or holds what we cannot do.
     """
     if given is None:
-        return {}
+        return Speculation()
     try:
         config: Any = json.loads(given)
     except ValueError as error:
@@ -46,7 +53,7 @@ def speculation(given: str | None) -> dict[str, object]:
     count = config.get("num_speculative_tokens")
     if count is not None and (type(count) is not int or count < 1):
         raise _refused(given, f"num_speculative_tokens is {count!r} and no number from 1 on")
-    return {"drafter": _drafter(given, config), "max_draft_tokens": count}
+    return Speculation(_drafter(given, config), count)
 
 
 def check_kv_cache_dtype(given: str, config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Self
 
 import httpx
@@ -65,7 +66,7 @@ class RemoteEngine:
             "verify": httpx.create_ssl_context() if base_url.startswith("https") else False,
         }
         self._client = httpx.Client(**self._options)
-        self._loop_clients = LoopClients(lambda options=self._options: httpx.AsyncClient(**options))
+        self._loop_clients = LoopClients(partial(httpx.AsyncClient, **self._options))
         self._finalizer = weakref.finalize(self, _close, self._client, self._loop_clients)
         self._described: JSONObject | None = None
 

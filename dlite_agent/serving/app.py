@@ -193,7 +193,7 @@ def _add_error_answers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: ValidationError | RequestValidationError) -> Response:
         first = error.errors()[0]
-        param = ".".join(map(str, first["loc"]))
+        param = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
         message = f"{param} is {first['input']!r:.200}; {first['msg']}"
         return StatusError(400, message, "invalid_value", param=param).response()
 
@@ -202,10 +202,17 @@ def _add_error_answers(app: FastAPI) -> None:
         return Response(status_code=CLIENT_GONE)
 
     @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> Response:
-        answer = StatusError(error.status_code, error.detail).response()
+    async def refused(http: Request, error: HTTPException) -> Response:
+        what = f"{http.method} {http.url.path!r:.200}: {error.detail}"
+        message = f"{what}; GET /openapi.json lists what is answered"
+        answer = StatusError(error.status_code, message).response()
         answer.headers.update(error.headers or {})
         return answer
+
+
+def _is_union_branch(part: str | int) -> bool:
+    """Whether a part of pydantic's place of an error is a type that a field might have had."""
+    return part in ("str", "int", "float") or str(part).startswith(("list[", "dict["))
 
 
 def _body(model: type[BaseModel]) -> JSONObject:

@@ -93,3 +93,7 @@ def _refuse_media(given: Mapping[str, Any]) -> None:
     ):
         if name in given:
             raise UnsupportedParameterError(f"{name} is {given[name]!r}; {advice}")
+    if given.get("function_call", "auto") not in ("auto", "none"):
+        raise UnsupportedParameterError(
+            f"function_call is {given['function_call']!r}; send tool_choice"
+        )

@@ -106,7 +106,7 @@ def _choice(
 
 def _end(form: AnswerForm, generation: Generation) -> JSONObject:
     """What only the last chunk of a choice has."""
-    end = {"finish_reason": generation.finish_reason, "dlite": turn_figures(generation)}
+    end: JSONObject = {"finish_reason": generation.finish_reason, "dlite": turn_figures(generation)}
     if form.returns_token_ids:
         end["prompt_token_ids"] = list(generation.prompt_token_ids)
     return end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -109,10 +108,17 @@ def _refuse(given: JSONObject) -> None:
         )
 
 
-def _prompts(given: str | Sequence[Any]) -> list[str | tuple[int, ...]]:
+def _prompts(given: str | list[int] | list[str] | list[list[int]]) -> list[str | tuple[int, ...]]:
     """One text, one list of ids, or a list of either."""
     if isinstance(given, str):
         return [given]
-    if not given or isinstance(given[0], int):
-        return [tuple(given)]
-    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in given]
+    if not given:
+        return [()]
+    ids = tuple(token_id for token_id in given if isinstance(token_id, int))
+    if ids:
+        return [ids]
+    return [
+        prompt if isinstance(prompt, str) else tuple(prompt)
+        for prompt in given
+        if not isinstance(prompt, int)
+    ]

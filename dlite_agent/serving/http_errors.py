@@ -31,7 +31,7 @@ _TYPES = {
     429: "rate_limit_error",
 }
 # Our messages name what is wrong first: "temperature is -1; use ...".
-_PARAM = re.compile(r"([a-z_][\w.\[\]]*)(?: is |=| has )")
+_PARAM = re.compile(r"([a-z_][\w.\[\]]*)(?: is |=| has | names |: )")
 
 
 class StatusError(Exception):

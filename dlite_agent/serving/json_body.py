@@ -27,6 +27,10 @@ async def read_body(http: Request, max_bytes: int) -> bytes:
     if kind != "application/json":
         message = f"content-type is {kind!r}; send JSON with content-type 'application/json'"
         raise StatusError(415, message, "unsupported_media_type")
+    coding = http.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        message = f"content-encoding is {coding!r:.200}; send the body as it is"
+        raise StatusError(415, message, "unsupported_media_type")
     return await _read(http, max_bytes)
 
 

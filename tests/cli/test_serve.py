@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from dlite_agent.testing import ScriptedEngine
 from tests.tiny_checkpoint import control_id, write_checkpoint
 
 LIMIT_S = 60.0
+NUM_STREAMS = 3
 
 
 def config(*argv: str) -> EngineConfig:
@@ -64,7 +66,9 @@ def test_a_server_without_a_key_that_others_reach_says_so(
     assert "--api-key" not in capsys.readouterr().err
 
 
-def test_a_signal_ends_streams_cleanly_and_saves_their_sessions(tmp_path: Path) -> None:
+def test_a_signal_under_load_ends_streams_cleanly_and_saves_their_sessions(
+    tmp_path: Path,
+) -> None:
     folder = write_checkpoint(tmp_path / "model", max_positions=65_536)
     kept = tmp_path / "kept"
     command = [sys.executable, "-m", "dlite_agent.cli.main", "serve", str(folder)]
@@ -84,19 +88,27 @@ def test_a_signal_ends_streams_cleanly_and_saves_their_sessions(tmp_path: Path) 
         asked = httpx.post(f"{url[0][:-3]}/tokenize", json={"prompt": "abc"}, verify=False)
         assert asked.json()["count"] == 3  # questions cross to the model's process, too
         endpoint = f"{url[0]}/chat/completions"
-        with httpx.stream("POST", endpoint, json=body, timeout=LIMIT_S, verify=False) as answer:
-            assert answer.status_code == 200
-            lines = answer.iter_lines()
-            next(line for line in lines if '"content":"' in line and '"role"' not in line)
+        with ExitStack() as stack:
+            streams = []
+            for seed in range(NUM_STREAMS):
+                stream = httpx.stream(
+                    "POST", endpoint, json={**body, "seed": seed}, timeout=LIMIT_S, verify=False
+                )
+                answer = stack.enter_context(stream)
+                assert answer.status_code == 200
+                streams.append(answer.iter_lines())
+                next(line for line in streams[-1] if '"content":"' in line and '"role"' not in line)
             process.terminate()
-            *_, error, done = [line for line in lines if line.startswith("data: ")]
+            ends = [[line for line in lines if line.startswith("data: ")] for lines in streams]
         rest = process.communicate(timeout=LIMIT_S)[1]
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
-    assert done == "data: [DONE]"
+    for *_, error, done in ends:
+        assert json.loads(error.removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert done == "data: [DONE]"
     assert process.returncode == 0, rest
     assert "sessions are saved" in rest
-    (saved,) = saved_folders(kept)
-    assert len(saved.kept.trail) > 0
+    saved = list(saved_folders(kept))
+    assert len(saved) == NUM_STREAMS
+    assert all(len(folder.kept.trail) > 0 for folder in saved)
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:

@@ -34,9 +34,7 @@ from tests.tiny_checkpoint import write_checkpoint
 def test_a_speculation_is_a_drafter_and_a_limit(
     given: str, drafter: str | None, count: int | None
 ) -> None:
-    assert speculation(given) == {"drafter": drafter, "max_draft_tokens": count}
-    made = EngineConfig.from_env({}, **speculation(given))
-    assert (made.drafter, made.max_draft_tokens) == (drafter or "auto", count)
+    assert speculation(given) == (drafter, count)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +115,7 @@ def test_a_folder_without_a_sound_file_is_named(
 
 def test_no_round_commits_more_than_the_limit_and_its_own_token(tmp_path: Path) -> None:
     folder = str(write_checkpoint(tmp_path, max_positions=512))
-    options = speculation('{"method": "suffix", "num_speculative_tokens": 2}')
-    config = EngineConfig.from_env({}, model=folder, dtype="float64", idle=False, **options)
+    config = EngineConfig(folder, "suffix", max_draft_tokens=2, dtype="float64", idle=False)
     sampling = SamplingParams(temperature=0, max_tokens=64, logit_bias={7: 100.0})  # 7, 7, 7, ...
     with Engine(config) as engine:
         chunks = list(engine.stream(ChatRequest((), prompt=(5, 6, 7), sampling=sampling)))

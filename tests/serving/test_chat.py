@@ -14,7 +14,7 @@ import pytest
 from dlite_agent.backend import ChatRequest
 from dlite_agent.config import SamplingParams
 from dlite_agent.serving.settings import ServerSettings
-from dlite_agent.testing import ScriptedEngine
+from dlite_agent.testing import ByteTokenizer, ScriptedEngine
 from tests.serving.chunk_rules import checked, events
 from tests.serving.live_server import LiveServer, live_server
 
@@ -26,6 +26,7 @@ TOOLS: list[Any] = [
     }
     for name in ("read", "test")
 ]
+NO_USAGE: Any = {"includes_usage": False}
 TWO_CALLS = (
     "<think>\nHm.\n</think>\n\nI look: é\u2028."
     '<tool_call>\n{"name": "read", "arguments": {"path": "é.py"}}\n</tool_call>\n'
@@ -133,6 +134,32 @@ def test_choices_that_call_count_their_calls_apart(server: LiveServer) -> None:
         assert [call["name"] for call in choice.calls] == ["read", "test"]
         assert choice.finish_reason == "tool_calls"
     assert len({call["id"] for choice in told for call in choice.calls}) == 4
+
+
+def test_each_choice_of_a_stream_counts_its_own_calls(server: LiveServer) -> None:
+    body = {"messages": HI, "tools": TOOLS, "n": 2}
+    url = f"{server.base_url}/chat/completions"
+    told, _ = checked(httpx.post(url, json={**body, "stream": True}).text, includes_usage=False)
+    whole = httpx.post(url, json=body).json()["choices"]
+    for choices in (
+        [(choice.finish_reason, choice.calls) for choice in told],
+        [(choice["finish_reason"], choice["message"]["tool_calls"]) for choice in whole],
+    ):
+        assert [reason for reason, _ in choices] == ["tool_calls"] * 2
+        assert [len(calls) for _, calls in choices] == [2, 2]
+        assert len({call["id"] for _, calls in choices for call in calls}) == 4
+
+
+def test_an_answer_that_was_cut_in_a_call_has_no_call_and_says_so() -> None:
+    cut = TWO_CALLS.index('"test"')
+    num_tokens = len(ByteTokenizer().encode_template(TWO_CALLS[:cut]))
+    body = {"messages": HI, "tools": TOOLS, "max_tokens": num_tokens}
+    with live_server(ScriptedEngine([TWO_CALLS] * 2)) as server:
+        url = f"{server.base_url}/chat/completions"
+        (choice,) = httpx.post(url, json=body).json()["choices"]
+        (told,), _ = checked(httpx.post(url, json={**body, "stream": True}).text, **NO_USAGE)
+    assert choice["finish_reason"] == told.finish_reason == "length"
+    assert [c["function"]["name"] for c in choice["message"].get("tool_calls", ())] == ["read"]
 
 
 async def test_the_async_client_reads_events_and_answers_at_once(server: LiveServer) -> None:

@@ -15,6 +15,7 @@ from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import LiveServer, live_server
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
 KEYS = ("first", "second")
 SETTINGS = ServerSettings(
     model_names=("served", "also"), api_keys=KEYS, tenant_header="x-tenant", max_body_bytes=4096
@@ -65,6 +66,16 @@ def refused(answer: httpx.Response) -> tuple[int, str, str | None, str | None, s
         ({"tool_choice": "required"}, 400, "invalid_request_error", None, "no tools"),
         ({"response_format": {"type": "x"}}, 400, "unsupported_parameter", "response_format", ""),
         ({"modalities": ["text", "audio"]}, 400, "unsupported_parameter", "modalities", "text"),
+        ({"function_call": {"name": "f"}}, 400, "unsupported_parameter", "function_call", "tool"),
+        ({"tool_choice": 5}, 400, "invalid_value", "tool_choice", "5"),
+        ({"stop": {}}, 400, "invalid_value", "stop", "{}"),
+        (
+            {"tools": TOOLS, "tool_choice": "other"},
+            400,
+            "invalid_request_error",
+            "tool_choice",
+            "['look']",
+        ),
         ({"functions": [{"name": "f"}]}, 400, "unsupported_parameter", "functions", "tools"),
         ({"dlite": {"history": "odd"}}, 400, "invalid_value", "dlite.history", "odd"),
     ],
@@ -125,8 +136,17 @@ def test_a_wrong_key_is_told_before_anything_else(
         assert http.get(open_path, headers=headers).is_success
 
 
+def test_a_packed_body_is_refused(http: httpx.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    told = refused(http.post("/v1/chat/completions", content=b"\x1f\x8b", headers=headers))
+    assert told[0] == 415
+    assert "'gzip'" in told[4]
+
+
 def test_unknown_paths_and_methods_are_errors_of_the_same_form(http: httpx.Client) -> None:
-    assert refused(http.get("/v1/nothing"))[0] == 404
+    told = refused(http.post("/v1/responses"))
+    assert told[0] == 404
+    assert "POST '/v1/responses'" in told[4]
     answer = http.get("/v1/chat/completions")
     assert refused(answer)[0] == 405
     assert answer.headers["allow"] == "POST"
