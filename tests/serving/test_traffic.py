@@ -244,11 +244,14 @@ async def test_many_clients_get_right_answers_and_leave_nothing(tmp_path: Path) 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of processes from /proc")
-async def test_five_minutes_of_clients_leave_nothing_and_the_server_answers(tmp_path: Path) -> None:
+async def test_five_minutes_of_clients_leave_nothing_and_the_server_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with served_apart(write_checkpoint(tmp_path / "model", max_positions=1024)) as served:
         assert len(served.pids) == 2  # the engine has an interpreter lock of its own
         traffic, health_s, growth = await loaded(served, 300.0, pause_s=0.2)
-    print(told(traffic, health_s, growth))
+    with capsys.disabled():
+        print("\n" + told(traffic, health_s, growth))
     assert {"answer", "stream", "slow", *DISCONNECTS} <= set(traffic.ended)
     assert max(health_s) < HEALTH_S
     assert max(growth) < MAX_GROWTH
