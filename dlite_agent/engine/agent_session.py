@@ -18,7 +18,14 @@ from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.config import HistoryMode, SamplingParams
 from dlite_agent.engine.engine import Engine
-from dlite_agent.engine.session_tasks import FreeSessions, LoadConversation, SaveConversation
+from dlite_agent.engine.session_tasks import (
+    FreeSessions,
+    LoadConversation,
+    SaveConversation,
+    SessionAction,
+    SessionCommand,
+    SessionReply,
+)
 from dlite_agent.engine.tasks import Count, Purged
 from dlite_agent.engine.transcript_file import read_transcript, write_transcript
 from dlite_agent.errors import ConfigurationError, RequestError, SessionError
@@ -149,6 +156,23 @@ class AgentSession:
         self._family.add(other)
         other._family = self._family
         return other
+
+    def pin(self, is_pinned: bool = True) -> None:
+        """Keep what an `Engine` has computed for it, whatever needs the memory; False: no longer.
+
+        Raises:
+            ConfigurationError: The backend is no `Engine`; see `RemoteEngine.sessions` for another.
+            SessionError: The session is closed, or has taken no turn whose KV is left.
+        """
+        self._check_open()
+        if not isinstance(self._backend, Engine):
+            raise ConfigurationError(
+                f"{self._backend!r} is no Engine; pin a server's session with "
+                f"RemoteEngine.sessions().pin({self.name!r})"
+            )
+        action: SessionAction = "pin" if is_pinned else "unpin"
+        name = self._session_ids[-1] if self._session_ids else self.name
+        self._backend.ask(SessionCommand(action, name, self._request.tenant), SessionReply)
 
     def rewind(self, num_messages: int) -> None:
         """Forget all messages from this number on.

@@ -13,7 +13,12 @@ from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.agent_session import AgentSession
 from dlite_agent.engine.engine import Engine
-from dlite_agent.errors import CheckpointError, RequestError, SessionError
+from dlite_agent.errors import (
+    CheckpointError,
+    ConfigurationError,
+    RequestError,
+    SessionError,
+)
 from dlite_agent.testing import ScriptedEngine
 from tests.conversations import READ_FILE, sampled
 from tests.tiny_checkpoint import write_checkpoint
@@ -269,3 +274,20 @@ async def test_a_tool_is_read_in_asyncio_while_it_prints(engine: Engine) -> None
     await session.afeed(printed)
     turn = await session.aturn(result(session, printed), sampling=sampled(1, 20))
     assert turn.stats.fed_tokens > 0
+
+
+def test_a_session_is_pinned_and_let_go(engine: Engine) -> None:
+    session = AgentSession(engine, tenant="pins")
+    with pytest.raises(SessionError, match="no session has the id or name"):
+        session.pin()
+    turn = session.turn(Message("user", "Hello."), sampling=sampled(1, 8))
+
+    def pinned() -> list[str]:
+        return [stored.session_id for stored in engine.sessions("pins") if stored.is_pinned]
+
+    session.pin()
+    assert pinned() == [turn.stats.session_id]
+    session.pin(False)
+    assert pinned() == []
+    with pytest.raises(ConfigurationError, match="is no Engine; pin a server's session with"):
+        AgentSession(ScriptedEngine([])).pin()

@@ -221,8 +221,8 @@ def test_stream_names_a_call_once_and_has_figures_once() -> None:
     assert all(not chunk.response_metadata for chunk in chunks[:-1])
 
 
-@pytest.mark.parametrize("version", ["v0", "v1"])
-def test_content_blocks_in_either_output_version(version: str) -> None:
+@pytest.mark.parametrize("version", ["v0", "v1", "responses/v1"])
+def test_content_blocks_in_every_output_version(version: str) -> None:
     model = chat(THINK_AND_ADD, THINK_AND_ADD, output_version=version)
     expected = ["reasoning", "text", "tool_call"]
     assert [block["type"] for block in model.invoke("?").content_blocks] == expected

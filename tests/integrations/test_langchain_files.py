@@ -64,7 +64,7 @@ async def test_the_graph_of_the_server_answers_without_blocking_its_loop(tmp_pat
 def test_the_page_names_tests_that_exist() -> None:
     root = FOLDER.parents[1]
     page = (root / "docs" / "integrations" / "langchain.md").read_text(encoding="utf-8")
-    named = re.findall(r"`(integrations/\w+\.py)(?:::(\w+))?`", page)
+    named = re.findall(r"`((?:integrations|engine)/\w+\.py)(?:::(\w+))?`", page)
     assert len(named) > 20
     for file, name in named:
         source = (root / "tests" / file).read_text(encoding="utf-8")
