@@ -24,8 +24,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlite_agent.chat.call_json import CallScanner, arguments_from_json, quoted
+from dlite_agent.chat.call_json import arguments_from_json, quoted
 from dlite_agent.chat.call_values import resolved, value_from_text
+from dlite_agent.chat.json_calls import JsonCalls
 from dlite_agent.chat.markers import CALL, CALL_END, FUNCTION
 from dlite_agent.chat.messages import JSON, ToolCall, ToolSpec, UnparsedToolCall
 
@@ -59,11 +60,12 @@ class XmlCalls:
 
     def __init__(self, tools: Sequence[ToolSpec], *, is_exact: bool = False) -> None:
         self._schemas = {tool.name: tool.parameters for tool in tools}
+        self._in_json = JsonCalls(tools)
         self.is_exact = is_exact
 
     def scanner(self) -> XmlCallScanner:
         """A scanner of one region."""
-        return XmlCallScanner(self._schemas, is_exact=self.is_exact)
+        return XmlCallScanner(self._schemas, self._in_json, is_exact=self.is_exact)
 
     def has(self, name: str | None) -> bool:
         """Whether it is one of the tools."""
@@ -97,13 +99,18 @@ class XmlCallScanner:
     error: str | None = None
 
     def __init__(
-        self, schemas: Mapping[str, Mapping[str, JSON]], *, is_exact: bool = False
+        self,
+        schemas: Mapping[str, Mapping[str, JSON]],
+        in_json: JsonCalls,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self.name: str | None = None
         self._is_exact = is_exact
         self.notes: list[str] = []
         self.rest = ""
         self._schemas = schemas
+        self._in_json = in_json
         self._raw = ""
         self._pieces: list[str] = []
         self._arguments = ""
@@ -188,6 +195,8 @@ class XmlCallScanner:
         known = properties if isinstance(properties, dict) else {}
         name = _name(header[1])
         values, after = self._read(text, known, header.end())
+        if name != header[1]:
+            self.notes.append(f"the call {name!r} had its name in quotes or space")
         pairs = []
         for key, value in values.items():
             try:
@@ -213,14 +222,18 @@ class XmlCallScanner:
         for end in (_FUNCTION_END, _CALL_END):
             for may_repair in (True, False):
                 try:
-                    return _Body(text, known, end).read(start, may_repair=may_repair)
+                    found = _Body(text, known, end).read(start, may_repair=may_repair)
                 except ValueError as problem:
                     first = first or problem
+                else:
+                    if end is _CALL_END:
+                        self.notes.append(f"a value of the call {self.name!r} opens a call")
+                    return found
         assert first is not None
         raise first
 
     def _json_call(self, text: str, call_id: str) -> ToolCall | UnparsedToolCall:
-        scanner = CallScanner()
+        scanner = self._in_json.scanner()
         for char in text:
             scanner.feed(char)
         result = scanner.close(call_id)

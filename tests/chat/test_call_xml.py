@@ -54,7 +54,8 @@ TYPED = ToolSpec(
         },
     },
 )
-TOOLS = (WRITE, TYPED)
+NEEDY = ToolSpec("needy", "", {"type": "object", "properties": {"a": {}}, "required": ["a"]})
+TOOLS = (WRITE, TYPED, NEEDY)
 WITH_IDS, SPELLED = Bytes(CONTROL), Bytes()
 EITHER = pytest.mark.parametrize("vocabulary", [WITH_IDS, SPELLED], ids=["ids", "spelled"])
 
@@ -155,6 +156,7 @@ def test_a_forgotten_tag_costs_nothing(vocabulary: Bytes, text: str) -> None:
         ("<tool_call>\n</tool_call>", "empty"),
         ("<tool_call>{}</tool_call>", 'no "name"'),
         ("<tool_call>write</tool_call>", "expected <function=NAME>"),
+        ('<tool_call>{"name": "needy"}</tool_call>', "arguments are missing"),
         (call("write", path="a").replace("</f", "<parameter=path>\nb\n</parameter>\n</f"), "two"),
     ],
 )
@@ -262,6 +264,8 @@ def test_a_call_in_sloppy_tags_is_read(vocabulary: Bytes, text: str, given: str)
     turn = parse(vocabulary, text)
     assert arguments(turn) == [{"path": given}]
     assert (turn.message.tool_calls[0].name, turn.message.content) == ("write", "")
+    if "<tool_call> tag" in given:
+        assert turn.notes == ("a value of the call 'write' opens a call",)
     two = parse(vocabulary, f"{text}\n{call('write', path='b')}")
     assert arguments(two) == [{"path": given}, {"path": "b"}]
 
