@@ -17,7 +17,7 @@ _MAY_BE_MISSING = re.compile(
         [
             "tensorboard|wandb",  # the extra `report`, which has no place in `dev`
             "DLITE_SWE_AGENT_SRC",  # on no package index
-            "npm's ",  # programs of another language
+            "^no program ",  # clients of the server, each a program of its own
             "DLITE_TEST_TOKENIZER",  # files that are not part of this repository
             "compiler|gcc",
             "IPv6",
