@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
@@ -20,8 +21,8 @@ from dlite_agent.engine.session_tasks import SessionCommand, SessionReply
 from dlite_agent.outputs import Generation
 from dlite_agent.sessions.kept import BRANCH_OF, BRANCH_UNTIL, now_s
 from dlite_agent.sessions.manifest import MANIFEST, read_manifest
-from tests.conversations import Agent, respaced
-from tests.tiny_checkpoint import write_checkpoint
+from tests.conversations import Agent, respaced, sampled
+from tests.tiny_checkpoint import control_id, write_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -69,32 +70,38 @@ def manifests(config: EngineConfig) -> dict[str, Path]:
     return {path.parent.name: path for path in Path(config.kv_disk).rglob(MANIFEST)}
 
 
-def drop_a_branch(config: EngineConfig) -> tuple[Agent, Agent]:
-    """Take three turns, go back to the second with another message, and end."""
-    agent = Agent("fix it", hint="thread", edit=respaced)
-    with Engine(replace(config, history="as_generated")) as engine:
-        take(engine, agent)
-        other = replace(agent, messages=list(agent.messages), turns=list(agent.turns))
-        other.messages = [*agent.messages[:-1], replace(agent.messages[-1], content="no" * 40)]
-        take(engine, agent)
-        agent.messages.append(Message("user", "Go on."))
-        take(engine, agent)
-        take(engine, other)
+def drop_a_branch(config: EngineConfig) -> tuple[ChatRequest, Generation, Generation]:
+    """Take a turn twice, and end: the request, the answer that was dropped, and the other one."""
+    bias = {control_id("<|im_end|>"): -100}  # so that there is something to drop
+    request = replace(
+        Agent("fix it", hint="thread").request(),
+        sampling=replace(sampled(1), logit_bias=bias),
+        history="as_generated",
+    )
+    with Engine(config) as engine:
+        dropped = engine.generate(request)
+        other = engine.generate(replace(request, sampling=replace(sampled(2), logit_bias=bias)))
+        assert other.stats.session_id == dropped.stats.session_id
+        assert other.stats.rewound_tokens >= 32
         assert len(engine.sessions()) == 4, "the session and its branch, in memory and on disk"
-    return agent, other
+    return request, dropped, other
+
+
+def go_on(engine: Engine, request: ChatRequest, answer: Generation) -> Generation:
+    said = (answer.message, Message("user", "Go on."))
+    return engine.generate(replace(request, messages=(*request.messages, *said)))
 
 
 def test_what_a_turn_dropped_is_found_again_after_a_restart(config: EngineConfig) -> None:
-    agent, other = drop_a_branch(config)
-    session_id = other.turns[-1].stats.session_id
+    request, dropped, other = drop_a_branch(config)
     assert len(manifests(config)) == 2
-    before = len(agent.turns[-1].prompt_token_ids) + len(agent.turns[-1].token_ids)
-    with Engine(replace(config, history="as_generated")) as engine:
-        stats = take(engine, agent).stats
-        assert stats.origin == "restored"
-        assert stats.session_id != session_id
-        assert stats.cached_tokens >= before - 2
-        assert take(engine, other).stats.session_id == session_id
+    with Engine(config) as engine:
+        turn = go_on(engine, request, dropped)
+        assert turn.stats.origin == "restored"
+        assert turn.stats.session_id != other.stats.session_id
+        num_known = len(dropped.prompt_token_ids) + len(dropped.token_ids)
+        assert turn.stats.cached_tokens >= num_known - 2
+        assert go_on(engine, request, other).stats.session_id == other.stats.session_id
     for path in manifests(config).values():  # both are sessions like any other now
         assert read_manifest(path.parent).labels.keys().isdisjoint({BRANCH_OF, BRANCH_UNTIL})
 
@@ -107,8 +114,8 @@ def branch_of(config: EngineConfig, session_id: str) -> Path:
 
 
 def test_a_branch_goes_with_its_session(config: EngineConfig) -> None:
-    _, other = drop_a_branch(config)
-    session_id = other.turns[-1].stats.session_id
+    *_, other = drop_a_branch(config)
+    session_id = other.stats.session_id
     branch_of(config, session_id)
     with Engine(config) as engine:
         engine.ask(SessionCommand("delete", session_id), SessionReply)
@@ -117,15 +124,15 @@ def test_a_branch_goes_with_its_session(config: EngineConfig) -> None:
 
 
 def test_a_branch_goes_after_five_minutes(config: EngineConfig) -> None:
-    agent, other = drop_a_branch(config)
-    branch = branch_of(config, other.turns[-1].stats.session_id)
+    request, dropped, other = drop_a_branch(config)
+    branch = branch_of(config, other.stats.session_id)
     manifest = read_manifest(branch.parent)
     assert 0 < float(manifest.labels[BRANCH_UNTIL]) - now_s() <= 300
     labels = dict(manifest.labels) | {BRANCH_UNTIL: repr(now_s())}
     branch.write_bytes(replace(manifest, labels=labels).to_bytes())
     with Engine(config) as engine:
         assert len(engine.sessions()) == 1
-        assert take(engine, agent).stats.prefilled_tokens > 32
+        assert go_on(engine, request, dropped).stats.prefilled_tokens > 32
     assert not branch.exists()
 
 
