@@ -112,13 +112,17 @@ class ChatWithEngine(ChatWithThreads):
         """Memory of the sessions of this model's engine. Loads the model; waits for no turn.
 
         Raises:
-            ConfigurationError: `engine` is a backend that keeps no sessions.
+            ConfigurationError: The sessions are a server's, or a backend's that keeps none.
         """
         backend = self._backend()
         if not isinstance(backend, Engine):
-            raise ConfigurationError(
-                f"engine is {backend!r}, which does not tell its memory; leave engine out"
+            advice = (
+                "the server's /metrics say what its sessions take, RemoteEngine.sessions() which "
+                "there are"
+                if isinstance(backend, RemoteEngine)
+                else "leave engine out"
             )
+            raise ConfigurationError(f"{backend!r} does not tell its memory; {advice}")
         return backend.usage()
 
     async def acache_info(self) -> Usage:

@@ -86,6 +86,7 @@ async def test_a_thread_of_the_server_is_a_session(
         assert events.count("messages") > 2
     assert task.solved(folder)
     messages = (await client.threads.get_state(thread_id))["values"]["messages"]
+    await client.aclose()
     first, *others = [m["response_metadata"]["dlite"] for m in messages if m["type"] == "ai"]
     assert first["cached_tokens"] == 0
     assert all(turn["cached_tokens"] > 0 for turn in others)

@@ -235,6 +235,8 @@ def test_memory_of_the_sessions_is_told(model: ChatDLite) -> None:
     assert usage.kv_used_bytes > 0
     with pytest.raises(ConfigurationError, match="does not tell its memory"):
         ChatDLite(engine=ScriptedEngine([])).cache_info()
+    with pytest.raises(ConfigurationError, match="the server's /metrics say what"):
+        ChatDLite(base_url="http://127.0.0.1:9/v1").cache_info()
 
 
 @pytest.mark.parametrize("mode", ["invoke", "stream"])
