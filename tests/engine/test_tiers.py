@@ -244,7 +244,16 @@ def changed_template(folder: Path) -> None:
     path.write_text(json.dumps(settings), encoding="utf-8")
 
 
-@pytest.mark.parametrize("change", ["template", "history", "thinking"])
+def changed_tokenizer(folder: Path) -> None:
+    """Two bytes change places: the ids of old sessions are other text now."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    vocab = tokenizer["model"]["vocab"]
+    vocab["e"], vocab["f"] = vocab["f"], vocab["e"]
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+
+
+@pytest.mark.parametrize("change", ["template", "tokenizer", "history", "thinking"])
 def test_what_changed_over_a_restart_is_what_a_fresh_engine_would_make_of_it(
     tmp_path: Path, change: str
 ) -> None:
@@ -263,6 +272,8 @@ def test_what_changed_over_a_restart_is_what_a_fresh_engine_would_make_of_it(
     request = agent.request(max_tokens=10)
     if change == "template":
         changed_template(model)
+    elif change == "tokenizer":
+        changed_tokenizer(model)
     elif change == "history":
         config = replace(config, history="template")
     else:
