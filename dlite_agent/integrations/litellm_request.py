@@ -30,8 +30,12 @@ _KNOWN = frozenset(
     | {"response_format", "session_id", "prompt_cache_key", "chat_template_kwargs"}
     | {"enable_thinking", "reasoning_effort"}
 )
-# What LiteLLM sends along and does itself, or what means nothing to a model in this process.
-_NOT_OURS = frozenset({"extra_body", "max_retries", "stream", "stream_options", "user"})
+# What LiteLLM sends along and does itself, or what means nothing to a model in this process. The
+# server takes the same without looking at it.
+_NOT_OURS = frozenset(
+    {"extra_body", "max_retries", "stream", "stream_options", "user", "safety_identifier"}
+    | {"metadata", "service_tier", "store", "verbosity", "prediction", "prompt_cache_retention"}
+)
 
 
 def request_from_litellm(
@@ -56,6 +60,8 @@ def request_from_litellm(
         ConfigurationError: A sampling field is out of its range.
     """
     given = {name: value for name, value in _flat(optional_params).items() if value is not None}
+    if given.get("modalities") == ["text"]:  # what we do; another one is refused
+        del given["modalities"]
     unknown = sorted(set(given) - _KNOWN - _NOT_OURS)
     if unknown and not drops_unknown:
         raise UnsupportedParameterError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,6 +247,33 @@ def test_an_unknown_option_is_refused_unless_litellm_may_drop_it(script: Script)
     assert ask(nonsense=1, drop_params=True).choices[0].message.content == "Yes."
 
 
+def test_options_that_mean_nothing_to_us_are_no_reason_to_refuse(script: Script) -> None:
+    engine = script("Yes.")
+    ask(
+        user="me",
+        safety_identifier="me",
+        service_tier="auto",
+        store=True,
+        modalities=["text"],
+        allowed_openai_params=["verbosity"],
+        verbosity="low",
+    )
+    assert len(engine.requests) == 1
+    with pytest.raises(litellm.UnsupportedParamsError, match="modalities="):
+        ask(modalities=["text", "audio"])
+
+
+async def test_what_may_pass_is_tried_again_and_falls_back(script: Script) -> None:
+    full = errors.CapacityError("full")
+    engine = script(full, full, "Yes.")
+    answer = await litellm.acompletion("dlite/nano", ASK, num_retries=2)
+    assert answer.choices[0].message.content == "Yes."
+    assert len(engine.requests) == 3
+    engine = script(full, "The other one.")
+    answer = await litellm.acompletion("dlite/nano", ASK, fallbacks=["dlite/other"])
+    assert (answer.model, answer.choices[0].message.content) == ("other", "The other one.")
+
+
 @pytest.mark.parametrize(
     ("raised", "litellms"),
     [
@@ -301,6 +329,30 @@ async def test_cancelling_the_task_cancels_the_turn(script: Script) -> None:
         await asyncio.sleep(0.005)
 
 
+async def test_of_twenty_calls_at_once_those_that_are_left_end(script: Script) -> None:
+    engine = script(*["A long answer. " * 500] * 20, round_s=0.05)  # minutes, if nobody ends one
+    rng = random.Random(7)
+
+    async def leave(number: int) -> None:
+        stream = await litellm.acompletion("dlite/nano", ASK, stream=True)
+        for _ in range(rng.randint(1, 3)):
+            await anext(stream)
+        if number % 2:
+            await stream.aclose()
+
+    left = [asyncio.ensure_future(leave(number)) for number in range(7)]
+    calls = [asyncio.ensure_future(litellm.acompletion("dlite/nano", ASK)) for _ in range(13)]
+    while len(engine.requests) < 20:  # before that LiteLLM itself has the calls
+        await asyncio.sleep(0.005)
+    for call in rng.sample(calls, k=13):
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    await asyncio.gather(*left)
+    while engine.num_cancelled < 20:
+        await asyncio.sleep(0.005)
+
+
 def test_registering_twice_leaves_one_provider_and_the_others_alone() -> None:
     other = {"provider": "other", "custom_handler": handler}
     litellm.custom_provider_map[:] = [other]
@@ -345,8 +397,13 @@ def test_a_proxy_finds_the_handler_by_the_path_in_its_config() -> None:
 
 
 def test_calls_survive_the_responses_api(script: Script) -> None:
-    script(CALLS)
+    script(CALLS, CALLS)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
+    whole = litellm.responses(model="dlite/nano", input="Hi.", tools=tools)
+    assert [(item.name, json.loads(item.arguments)) for item in whole.output[2:]] == [
+        *(("read", {"path": "é.py"}), ("test", {}))
+    ]
+    assert [item.type for item in whole.output[:2]] == ["reasoning", "message"]
     events = list(litellm.responses(model="dlite/nano", input="Hi.", tools=tools, stream=True))
     calls = [item for item in events[-1].response.output if item.type == "function_call"]
     assert [call.name for call in calls] == ["read", "test"]
@@ -359,8 +416,15 @@ def test_calls_survive_the_responses_api(script: Script) -> None:
 
 
 async def test_calls_survive_the_messages_api(script: Script) -> None:
-    script(CALLS)
+    script(CALLS, CALLS)
     tools = [{"name": name, "input_schema": {"type": "object"}} for name in ("read", "test")]
+    whole = await litellm.anthropic.messages.acreate(
+        model="dlite/nano", max_tokens=500, messages=ASK, tools=tools
+    )
+    thought, said, *calls = whole["content"]
+    assert (thought["thinking"], said["text"]) == ("Hm.", "I look.")
+    assert [(c["name"], c["input"]) for c in calls] == [("read", {"path": "é.py"}), ("test", {})]
+    assert whole["stop_reason"] == "tool_use"
     stream = await litellm.anthropic.messages.acreate(
         model="dlite/nano", max_tokens=500, messages=ASK, tools=tools, stream=True
     )
