@@ -57,47 +57,44 @@ class Counter:
 
 @contextmanager
 def counting(url: str) -> Iterator[Counter]:
-    """Pass bytes on to a server, in a thread."""
+    """Pass bytes on to a server, in threads."""
     target = httpx.URL(url)
-    loop = asyncio.new_event_loop()
-    counter = Counter("")
+    listener = socket.create_server(("127.0.0.1", 0))
+    counter = Counter(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    threads: list[threading.Thread] = []
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(65_536):
-                writer.write(data)
-            writer.write_eof()
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        counter.num_opened += 1
-        counter.num_open += 1
-        their_reader, their_writer = await asyncio.open_connection(target.host, target.port)
-        back = loop.create_task(pump(their_reader, writer))
-        await pump(reader, their_writer)
-        counter.num_open -= 1
-        await back
-        for end in (writer, their_writer):
-            end.close()
+    def connect(client: socket.socket) -> None:
+        with client, socket.create_connection((target.host, target.port or 0)) as server:
+            back = threading.Thread(target=pump, args=(server, client))
+            back.start()
+            pump(client, server)
+            counter.num_open -= 1
+            back.join(60)
 
-    server = loop.run_until_complete(asyncio.start_server(connected, "127.0.0.1", 0))
-    counter.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    def accept() -> None:
+        with suppress(OSError):  # the listener is closed
+            while True:
+                client, _ = listener.accept()
+                counter.num_opened += 1
+                counter.num_open += 1
+                threads.append(threading.Thread(target=connect, args=(client,)))
+                threads[-1].start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
     try:
         yield counter
     finally:
-
-        async def stop() -> None:
-            server.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
-        loop.close()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        for thread in (accepting, *threads):
+            thread.join(60)
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
