@@ -21,6 +21,7 @@ _MAY_BE_MISSING = re.compile(
             "DLITE_TEST_TOKENIZER",  # files that are not part of this repository
             "compiler|gcc",
             "IPv6",
+            "no right to mount",
             "langgraph_api|bfcl",  # want other versions of what we have
         ]
     )

@@ -20,7 +20,7 @@ from dlite_agent.serving.settings import ServerSettings
 from dlite_agent.testing import ScriptedEngine
 from tests.serving.live_server import live_server
 
-pytestmark = [pytest.mark.host, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.host, pytest.mark.soak, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).parents[2] / "integrations" / "openai-compatible"
 IN_FILES = "http://127.0.0.1:8000/v1"
