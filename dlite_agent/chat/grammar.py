@@ -24,6 +24,7 @@ from dlite_agent.chat.call_values import choices, is_text, resolved, text_schema
 from dlite_agent.chat.markers import CALL, CALL_END, THINK, THINK_END
 from dlite_agent.chat.messages import JSON, ToolSpec
 from dlite_agent.chat.output_rules import OutputRules
+from dlite_agent.chat.patterns import ascii_classes
 from dlite_agent.chat.template import CallForm
 from dlite_agent.chat.xml_schema import has_named_parameters, parameters, text_terminal
 
@@ -235,6 +236,8 @@ def _closed(schema: Mapping[str, JSON], *, keeps_all: bool) -> dict[str, JSON]:
     pattern = closed.get("pattern")
     if isinstance(pattern, str) and not keeps_all and _LOOKS_AROUND.search(pattern):
         del closed["pattern"]
+    elif isinstance(pattern, str):
+        closed["pattern"] = ascii_classes(pattern)
     for key in _SUBSCHEMAS:
         value = closed.get(key)
         if isinstance(value, dict):

@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from dlite_agent.chat.messages import JSON
 
-__all__ = ["example", "examples", "whole_text"]
+__all__ = ["ascii_classes", "example", "examples", "whole_text"]
 
+_ASCII = {"d": "[0-9]", "D": "[^0-9]", "w": "[A-Za-z0-9_]", "W": "[^A-Za-z0-9_]"}
 _ANYTHING = r"(?s:.*)"
 # Characters that are tried for a class, common ones first.
 _CHARACTERS = "a0A_-./@: " + "".join(map(chr, range(0x21, 0x7F))) + "é\t\n"
@@ -55,7 +56,12 @@ def whole_text(pattern: str) -> str:
         ("" if part.is_first else _ANYTHING) + part.source + ("" if part.is_last else _ANYTHING)
         for part in _Reader(pattern).parts()
     ]
-    return "|".join(parts)
+    return ascii_classes("|".join(parts))
+
+
+def ascii_classes(pattern: str) -> str:
+    r"""A pattern with the `\d` and `\w` of JSON Schema: ASCII's, while llguidance has Unicode's."""
+    return re.sub(r"\\(.)", lambda found: _ASCII.get(found[1], found[0]), pattern, flags=re.DOTALL)
 
 
 def example(pattern: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from dlite_agent.chat.call_values import choices, resolved
 from dlite_agent.chat.messages import JSON, ToolSpec
-from dlite_agent.chat.patterns import whole_text
+from dlite_agent.chat.patterns import ascii_classes, whole_text
 from dlite_agent.errors import RequestError
 
 __all__ = ["has_named_parameters", "parameters", "text_terminal"]
@@ -114,7 +114,7 @@ def text_terminal(schema: Mapping[str, JSON], where: str, *, is_strict: bool) ->
                     f"{where}: {error}; simplify it, or send strict=false"
                 ) from error
     if kind in _FORMATS:
-        parts.append(_expression(_FORMATS[str(kind)]))
+        parts.append(_expression(ascii_classes(_FORMATS[str(kind)])))
     elif kind is not None and is_strict:
         raise RequestError(
             f"{where}: the format {kind!r} is not enforced in this checkpoint's form of calls "

@@ -245,7 +245,7 @@ def test_a_required_parameter_that_may_not_be_is_refused_in_either_form(start: S
     for calls in ("json", "xml"):
         with pytest.raises(RequestError, match="'b'"):
             start(OutputRules(REQUIRED), tools, calls)
-    described = {**parameters, "additionalProperties": {"type": "integer"}}
+    described: dict[str, JSON] = {**parameters, "additionalProperties": {"type": "integer"}}
     constraint = start(OutputRules(REQUIRED), [ToolSpec("f", "", described)], "xml")
     turn = "<tool_call>\n<function=f>\n<parameter=b>\n7\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, turn)
@@ -520,9 +520,10 @@ def test_random_calls_fit_random_schemas(start: Start, seed: int) -> None:
 def test_texts_of_parameters_are_held_to_what_is_known_of_them(
     start: Start, schema: dict[str, JSON], good: str, bad: str
 ) -> None:
+    typed: dict[str, JSON] = {"type": "string", **schema} if "format" in schema else schema
     parameters: dict[str, JSON] = {
         "type": "object",
-        "properties": {"a": {**schema, **({"type": "string"} if "format" in schema else {})}},
+        "properties": {"a": typed},
         "required": ["a"],
     }
     texts = tuple(examples(parameters))
@@ -531,6 +532,36 @@ def test_texts_of_parameters_are_held_to_what_is_known_of_them(
     for value, is_allowed in ((good, True), (bad, False)):
         body = f"<parameter=a>\n{value}\n</parameter>"
         turn = f"<tool_call>\n<function=f>\n{body}\n</function>\n</tool_call>"
+        assert accepts(constraint, turn) is is_allowed
+
+
+@pytest.mark.parametrize("calls", ["json", "xml"])
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        (r"^\d\d$", "12", "1\u0661"),
+        (r"^[\w-]+$", "a-b", "a-\u00e9"),
+        (r"^[\w.-]\D$", "-x", "-1"),
+        (r"^[^\d]\W$", "x-", "1-"),
+        (r"^\\d$", "\\d", "1"),
+    ],
+)
+def test_classes_of_a_pattern_are_those_of_json_schema(
+    start: Start, calls: CallForm, pattern: str, good: str, bad: str
+) -> None:
+    parameters: dict[str, JSON] = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": pattern}},
+        "required": ["a"],
+    }
+    tools = [ToolSpec("f", "", parameters, strict=True)]
+    constraint = start(OutputRules(REQUIRED), tools, calls, "none", "never", ("ab",))
+    for value, is_allowed in ((good, True), (bad, False)):
+        body = f"<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>"
+        if calls == "json":
+            given = json.dumps({"a": value}, ensure_ascii=False)
+            body = f'{{"name": "f", "arguments": {given}}}'
+        turn = f"<tool_call>\n{body}\n</tool_call>"
         assert accepts(constraint, turn) is is_allowed
 
 
