@@ -1,18 +1,27 @@
 # ruff: noqa: ARG002 - the ChatScreen protocol has these arguments
-"""What the chat shows: text for a person, or JSON for a script."""
+"""What the chat shows: text for a person, or JSON for a script.
+
+An answer is written as it comes, in the model's own characters. Rendered as Markdown it would have
+to be drawn again with every token, which a terminal can do for what fits on it only, and what is
+copied would not be what was said.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import asdict
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dlite_agent.chat.messages import JSON, ToolCall, UnparsedToolCall
 from dlite_agent.cli.chat_tools import ChatTool
-from dlite_agent.cli.console import dim, harmless, note, write
+from dlite_agent.cli.console import harmless, has_colours, note, rendered, styled, write
 from dlite_agent.errors import DLiteError
 from dlite_agent.outputs import Generation, TurnStats
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+    from rich.text import Text
 
 __all__ = ["ChatScreen", "JSONScreen", "TextScreen", "status_line"]
 
@@ -74,7 +83,7 @@ class ChatScreen(Protocol):
 
 
 class TextScreen:
-    """For a person; colour, figures and what is wiped again are for a terminal."""
+    """For a person; colours, figures and what is wiped again are for a terminal."""
 
     def __init__(self) -> None:
         self._is_line_open = False
@@ -85,20 +94,20 @@ class TextScreen:
         """Write it as it comes, in a line of its own behind a thought."""
         if self._is_thinking:
             self._end_line()
-        self._write(harmless(text) if sys.stdout.isatty() else text)
+        self._write(styled(text))
 
     def thought(self, text: str) -> None:
         """Write it weakly."""
-        self._write(dim(harmless(text)) if sys.stdout.isatty() else text)
+        self._write(styled(text, "dim"))
         self._is_thinking = True
 
     def calling(self, name: str) -> None:
         """Say that something is written which is shown at its end only."""
         if sys.stdout.isatty():
             self._end_line()
-            shown = f"… {harmless(name)}"
-            write(dim(shown), end="")
-            self._announced = len(shown)
+            shown = f"… {name}"
+            write(styled(shown, "dim"), end="")
+            self._announced = len(harmless(shown))
 
     def answered(self, generation: Generation) -> None:
         """End the line, and write the figures."""
@@ -107,28 +116,32 @@ class TextScreen:
             self._is_line_open = True  # an empty answer has a line, too
         self._end_line()
         if sys.stdout.isatty():
-            write(dim(status_line(generation.stats)))
+            write(styled(status_line(generation.stats), "dim"))
 
     def call(self, call: ToolCall, tool: ChatTool | None) -> None:
-        """Write it in a line, and in full what it would change."""
-        write(f"* {_call_line(call)}")
-        if tool is not None and tool.preview is not None and isinstance(call.arguments, dict):
-            for line in tool.preview(call.arguments):
-                write(f"  {harmless(line)}")
+        """Write it in a line, and what it would change."""
+        line, changes = f"* {_call_line(call)}", _changes(call, tool)
+        if not has_colours():
+            write("\n  ".join([line, *changes]))
+            return
+        write(rendered(_code(line, "python"), is_whole=True), end="")
+        if changes and tool is not None:
+            write(rendered(_panel(changes, tool.preview_lexer)), end="")
 
     def result(self, call: ToolCall, result: str) -> None:
         """Write its first lines and its last ones."""
+        style = "red" if result.startswith("Error: ") else "dim"
         lines = [line for line in result.splitlines() if line.strip()]
         if len(lines) > 2 * _NUM_SHOWN:
             left = f"({len(lines) - 2 * _NUM_SHOWN} more lines)"
             lines = [*lines[:_NUM_SHOWN], left, *lines[-_NUM_SHOWN:]]
         for line in lines:
-            write(dim(f"  {_cut(line)}"))
+            write(styled(f"  {_cut(line)}", style))
 
     def unparsed(self, region: UnparsedToolCall, result: str) -> None:
         """Write what was meant as a call."""
         write(f"* {_cut(region.text.strip())}")
-        write(dim(f"  {_cut(result)}"))
+        write(styled(f"  {_cut(result)}", "red"))
 
     def stopped(self) -> None:
         """Say so where the text ends."""
@@ -240,6 +253,31 @@ def _call_line(call: ToolCall) -> str:
         return f"{harmless(call.name)}({_cut(repr(call.arguments))})"
     shown = [f"{name}={_shortened(value)}" for name, value in call.arguments.items()]
     return f"{harmless(call.name)}({', '.join(shown)})"
+
+
+def _changes(call: ToolCall, tool: ChatTool | None) -> list[str]:
+    if tool is None or tool.preview is None or not isinstance(call.arguments, dict):
+        return []
+    return [harmless(line) for line in tool.preview(call.arguments)]
+
+
+def _panel(lines: list[str], lexer: str) -> Panel:
+    """Harmless lines between two rules; folded, never cut, since somebody consents to them.
+
+    No border stands beside them, which would be copied with what somebody wants to keep or try.
+    """
+    from rich.box import HORIZONTALS
+    from rich.panel import Panel
+
+    return Panel(_code("\n".join(lines), lexer), box=HORIZONTALS, border_style="dim", expand=False)
+
+
+def _code(text: str, lexer: str) -> Text:
+    from rich.syntax import Syntax
+
+    code = Syntax("", lexer, theme="ansi_dark", word_wrap=True).highlight(text)
+    code.remove_suffix("\n")
+    return code
 
 
 def status_line(stats: TurnStats) -> str:

@@ -39,6 +39,7 @@ class ChatTool:
         is_reading: It changes nothing and runs nothing, so that nobody is asked.
         is_asked_each: "Always" holds for the same arguments only.
         preview: What a call would change, in lines for the user.
+        preview_lexer: Pygments' name for what colours them.
     """
 
     spec: ToolSpec
@@ -46,6 +47,7 @@ class ChatTool:
     is_reading: bool = False
     is_asked_each: bool = False
     preview: Callable[[Arguments], list[str]] | None = None
+    preview_lexer: str = "diff"
 
 
 @dataclass(slots=True)

@@ -1,4 +1,8 @@
-"""How the command writes: answers to standard output, notes to standard error; and its status."""
+"""How the command writes: answers to standard output, notes to standard error; and its status.
+
+Text for a pipe is passed on as it stands. Styles, tables, panels and progress are rich's, which is
+imported when something is shown with it: help and completion do without.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +12,39 @@ import re
 import sys
 import threading
 import time
-from typing import TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from dlite_agent.config import wants_colour
 from dlite_agent.errors import ConfigurationError, DLiteError, RequestError
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress
+
 __all__ = [
     "LoadingNote",
-    "dim",
     "error_status",
     "harmless",
+    "has_colours",
     "note",
     "open_streams",
+    "rendered",
     "silence",
     "size",
+    "styled",
     "table",
     "write",
 ]
 
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 # Control characters but for line ends and tabs, and the signs that turn the direction of a line.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _QUIET_S = 1.0
 """Loads that take less say nothing."""
+_WHOLE = 100_000
+"""Columns; nothing that we show is wider."""
+_RULED = "\n".join(["    "] * 2 + [" -  "] + ["    "] * 5)
+"""A table's box: a rule below the header, and nothing else; it is ASCII, for every encoding."""
 
 
 def open_streams() -> None:
@@ -75,7 +89,7 @@ def write(text: str = "", *, end: str = "\n") -> None:
 
 def note(text: str, *, end: str = "\n") -> None:
     """Write to standard error at once: what is not part of the answer."""
-    sys.stderr.write(text + end)
+    sys.stderr.write((harmless(text) if sys.stderr.isatty() else text) + end)
     sys.stderr.flush()
 
 
@@ -84,9 +98,50 @@ def error_status(error: DLiteError) -> int:
     return 2 if isinstance(error, ConfigurationError | RequestError) else 3
 
 
-def dim(text: str) -> str:
-    """The text in a weaker colour where standard output is a terminal that wants it."""
-    return f"{_DIM}{text}{_PLAIN}" if sys.stdout.isatty() and wants_colour() else text
+def has_colours() -> bool:
+    """Whether standard output is a terminal that wants colours."""
+    return sys.stdout.isatty() and wants_colour()
+
+
+def styled(text: str, style: str = "") -> str:
+    """A text for standard output: a terminal gets it harmless, and in a style of rich's."""
+    if not sys.stdout.isatty():
+        return text
+    if not style or not has_colours():
+        return harmless(text)
+    from rich.style import Style
+
+    return Style.parse(style).render(harmless(text))
+
+
+def rendered(what: RenderableType, *, is_whole: bool = False) -> str:
+    """What rich makes of something for standard output, its last line end included.
+
+    It is returned, not written: rich would end the process where nobody reads any more.
+
+    Args:
+        what: Strings in it are text, never markup; make those that are not ours `harmless`.
+        is_whole: Cut and fold nothing; a terminal wraps what is wider.
+    """
+    console = _console(sys.stdout, _WHOLE if is_whole else None)
+    with console.capture() as captured:
+        console.print(what)
+    return captured.get()
+
+
+def _console(stream: TextIO, width: int | None = None) -> Console:
+    from rich.console import Console
+
+    return Console(
+        file=stream,
+        force_terminal=stream.isatty(),
+        color_system="auto" if wants_colour() else None,
+        width=width,
+        height=width and 1,  # rich asks for both where the terminal is dumb
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
 
 
 def harmless(text: str) -> str:
@@ -103,21 +158,27 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the first is aligned left, the others right."""
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    from rich.box import Box
+    from rich.table import Table
 
-    def line(cells: list[str]) -> str:
-        first = cells[0].ljust(widths[0])
-        return "  ".join(
-            [first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))]
-        )
-
-    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+    shown = Table(
+        box=Box(_RULED, ascii=True),
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),
+        border_style="dim",
+    )
+    for number, title in enumerate(header):
+        shown.add_column(title, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*map(harmless, row))
+    return rendered(shown, is_whole=True).removesuffix("\n")
 
 
 class LoadingNote:
-    """A line on standard error that says how far a load is; silent where that is no terminal.
+    """A bar on standard error that says how far a load is; silent where that is no terminal.
 
     Pass it to `Engine.load`, which calls it from another thread, and close it afterwards.
     """
@@ -125,23 +186,33 @@ class LoadingNote:
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
         self._lock = threading.Lock()
-        self._shown = ""
+        self._progress: Progress | None = None
         self._is_closed = not sys.stderr.isatty()
 
     def __call__(self, stage: str, fraction: float) -> None:
         """Show a stage and its share done in [0, 1]."""
-        text = f"{stage} {fraction:.0%}"
         with self._lock:
-            is_quick = time.perf_counter() - self._began_s < _QUIET_S
-            if self._is_closed or is_quick or text == self._shown:
+            if self._is_closed or time.perf_counter() - self._began_s < _QUIET_S:
                 return
-            note("\r" + text.ljust(len(self._shown)), end="")
-            self._shown = text
+            if self._progress is None:
+                self._progress = _open_progress(stage)
+            self._progress.update(self._progress.task_ids[0], description=stage, completed=fraction)
 
     def close(self) -> None:
-        """Wipe the line."""
+        """Wipe the bar."""
         with self._lock:
             self._is_closed = True
-            if self._shown:
-                note("\r" + " " * len(self._shown) + "\r", end="")
-                self._shown = ""
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
+
+
+def _open_progress(stage: str) -> Progress:
+    from rich.progress import Progress
+
+    progress = Progress(
+        console=_console(sys.stderr), transient=True, redirect_stdout=False, redirect_stderr=False
+    )
+    progress.add_task(stage, total=1.0)
+    progress.start()
+    return progress

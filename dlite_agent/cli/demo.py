@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from dlite_agent.backend import ChatBackend, ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.cli.comparison import Comparison, Margin, cold_margin, compare
-from dlite_agent.cli.console import write
+from dlite_agent.cli.console import styled, write
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
 from dlite_agent.config import DType, EngineConfig, ReusePolicy, SamplingParams
 from dlite_agent.errors import ConfigurationError
@@ -113,7 +113,7 @@ def run_demo(
     runs: dict[ReusePolicy, AgentRun] = {}
     with tempfile.TemporaryDirectory(prefix="dlite-demo-") as scratch:
         for policy, title in POLICIES.items():
-            show.line(f"\n=== {title}")
+            show.line(styled(f"\n=== {title}", "bold"))
             with open_backend(policy) as backend:
                 runs[policy] = _run_agent(backend, task, Path(scratch) / policy, thinking, show)
             show.only_turns = True  # what the agent does is the same again
@@ -171,7 +171,7 @@ class _Show:
         self.turn_number = 0
 
     def line(self, text: str) -> None:
-        """Write a line."""
+        """Write a line, which is harmless."""
         if not self.quiet:
             write(text)
 
@@ -181,25 +181,26 @@ class _Show:
         stats, message = generation.stats, generation.message
         said = message.content.strip() or (message.reasoning or "").strip()
         if said and not self.only_turns:
-            self.line(f"\n{_shortened(said)}")
-        self.line(
+            self.line(styled(f"\n{_shortened(said)}"))
+        figures = (
             f"  turn {self.turn_number}: {stats.new_tokens} new, {stats.cached_tokens} cached, "
             f"{stats.prefilled_tokens} prefilled, {stats.completion_tokens} written, "
             f"{stats.drafted_tokens} drafted, {stats.accepted_tokens} accepted, "
             f"{stats.model_s * 1000:.0f} ms"
         )
+        self.line(styled(figures, "dim"))
 
     def tool(self, name: str, arguments: Mapping[str, object], result: str) -> None:
         """Write a call and the part of its result that matters."""
         if self.only_turns:
             return
         shown = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
-        self.line(f"  > {name}({shown})")
+        self.line(styled(f"  > {name}({shown})"))
         lines = result.splitlines()
         failures = [line for line in lines if "FAIL" in line]
         filled = [line for line in lines if line.strip()]
         for line in (failures + lines[-1:] if failures else filled[:3])[:4]:
-            self.line(f"    {line}")
+            self.line(styled(f"    {line}", "red" if "FAIL" in line else ""))
         if len(lines) > 4:
             self.line(f"    ({len(lines)} lines)")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dlite_agent.cli.comparison import Comparison
-from dlite_agent.cli.console import table
+from dlite_agent.cli.console import styled, table
 from dlite_agent.config import ReusePolicy
 from dlite_agent.outputs import TurnStats, prefill_amplification
 
@@ -93,7 +93,8 @@ def demo_summary(runs: Runs, comparisons: Comparisons) -> str:
         f"Tokens of '{POLICIES[policy]}' and ours: {_verdict(comparison)}"
         for policy, comparison in comparisons.items()
     ]
-    lines += [f"{POLICIES[policy]}: {run.error}" for policy, run in runs.items() if run.error]
+    failed = {policy: run.error for policy, run in runs.items() if run.error}
+    lines += [styled(f"{POLICIES[policy]}: {error}") for policy, error in failed.items()]
     return "\n".join(lines)
 
 

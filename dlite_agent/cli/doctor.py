@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from dlite_agent.cli.console import size, write
+from dlite_agent.cli.console import size, styled, write
 from dlite_agent.cli.model_report import ModelReport, inspect_model
 from dlite_agent.cli.transcript_report import (
     as_json,
@@ -246,14 +246,14 @@ def _print_machine(report: MachineReport) -> None:
     _line("compiler", report.compiler or "none")
     _line("cache", report.cache_folder or "none")
     for warning in report.warnings:
-        _line("warning", warning)
+        _line("warning", warning, "yellow")
 
 
 def _print_model(report: ModelReport) -> None:
     write()
     _line("model", report.model)
     if not report.supported:
-        _line("refused", report.refusal or "")
+        _line("refused", report.refusal or "", "red")
         return
     _line("architecture", f"{report.architecture}, {report.parameters / 1e6:,.1f}M parameters")
     kind = f"{report.quantize} (computed in {report.dtype})" if report.quantize else report.dtype
@@ -273,5 +273,5 @@ def _print_model(report: ModelReport) -> None:
         _line("advice", advice)
 
 
-def _line(name: str, text: str) -> None:
-    write(f"{name:<14} {text}")
+def _line(name: str, text: str, style: str = "") -> None:
+    write(f"{styled(f'{name:<14}', 'bold')} {styled(text, style)}")

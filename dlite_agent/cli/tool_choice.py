@@ -105,7 +105,7 @@ def _run_tests(root: Path, options: ToolOptions) -> ChatTool:
         return text if text and not ending.startswith("ended") else f"{text}\n({ending or 'ok'})"
 
     shown = options.test_command or shlex.join([Path(command[0]).name, *command[1:]])
-    return ChatTool(spec, run, preview=lambda _: [f"$ {shown}"])
+    return ChatTool(spec, run, preview=lambda _: [f"$ {shown}"], preview_lexer="console")
 
 
 def _run_command(root: Path, options: ToolOptions) -> ChatTool:
@@ -128,6 +128,7 @@ def _run_command(root: Path, options: ToolOptions) -> ChatTool:
         preview=lambda arguments: [
             f"$ {line}" for line in str(arguments.get("command", "")).split("\n")
         ],
+        preview_lexer="console",
     )
 
 

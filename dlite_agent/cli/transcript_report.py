@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlite_agent.cli.console import table, write
+from dlite_agent.cli.console import styled, table, write
 from dlite_agent.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def print_transcripts(reports: Sequence[TranscriptReport]) -> None:
             f"{report.plain_amplification:.2f}"
         )
         for advice in report.advice:
-            write(advice)
+            write(styled(advice))
 
 
 def as_json(reports: Sequence[TranscriptReport]) -> list[dict[str, object]]:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from tests.cli.scripted import call
 from tests.tiny_checkpoint import write_checkpoint
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
+STYLES = re.compile("\x1b\\[[0-9;]*m")
 CHAT = [sys.executable, "-m", "dlite_agent.cli.main", "chat"]
 
 
@@ -264,6 +266,7 @@ class Terminal:
             assert left > 0, f"{text!r} never came, but: {self.shown!r}"
             if select.select([self._master], [], [], left)[0]:
                 self.shown += os.read(self._master, 4096).decode("utf-8", "replace")
+                self.shown = STYLES.sub("", self.shown)
         self.shown = self.shown.partition(text)[2]
 
     def close(self) -> None:

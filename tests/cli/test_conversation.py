@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,6 +119,36 @@ def test_a_status_line_is_for_every_turn_on_a_terminal(
     assert "\x1b" not in shown, "neither colours nor what a model makes up"
     assert "The \\x1b]0;end." in shown
     assert "\r" in shown, "what was announced is wiped"
+
+
+def test_a_call_is_shown_whole_and_as_it_is_where_it_is_coloured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Who is asked about a command or an edit must see all of it."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    command = "echo [b]:smile: \x1b[8m; " + "word " * 30 + "x" * 300 + "; rm y\n\ttrue"
+    turns = [
+        call("run_command", command=command)
+        + call("edit_file", path="a", old=" \n[b]old", new="new\u202e"),
+        "Ok.",
+    ]
+    options = ToolOptions(root=str(tmp_path), names=["files", "shell"])
+    talk(turns, choose_tools(options), "go")
+    coloured = capsys.readouterr().out
+    shown = re.sub("\x1b\\[[0-9;]*m", "", coloured)
+    assert "\x1b" not in shown
+    lines = [line.strip() for line in shown.splitlines()]
+    words = "".join("".join(lines).split())
+    assert "".join(f"$ {command}".replace("\x1b", "\\x1b").replace("\n", "$").split()) in words
+    for line in ("- ", "- [b]old", "+ new\\u202e"):
+        assert line.strip() in lines
+    assert "\x1b[91m- [b]old\x1b[0m" in coloured
+    assert "\x1b[31m  Error: run_command was refused" in coloured
+    panels = [line for line in shown.splitlines() if line.startswith((" ─", "  "))]
+    assert max(len(line) for line in panels if "Error: " not in line) <= 40
 
 
 def test_json_has_the_calls_and_their_results(capsys: pytest.CaptureFixture[str]) -> None:
