@@ -40,7 +40,8 @@ def tear_down(namespace: dict[str, object]) -> None:
 
 def check_console(example: Example) -> str | None:
     """Run the block's command in this process; the difference of its output, or None."""
-    command, _, expected = str(example.parsed).partition("\n")
+    block = str(example.parsed).replace("\\\n", "")
+    command, _, expected = block.partition("\n")
     if not command.startswith(PROMPT + "dlite-agent ") or not expected.strip():
         return None
     capsys: pytest.CaptureFixture[str] = example.namespace["capsys"]
