@@ -10,6 +10,7 @@ What is decided here, where models differ:
 - `<tool_call>` inside a thought is reasoning. Only if the turn *stops* inside the thought, and it
   ends with nothing but complete calls, are they handed out, beside the reasoning (which keeps their
   text: it was sent already).
+- A request without tools has no calls in its answer: `<tool_call>` and `</tool_call>` are text.
 - A call that has no `</tool_call>` counts if its JSON is complete and the model stopped. A call
   that was cut by a limit never counts.
 - Inside a JSON string `</tool_call>` is text, unless it follows a raw newline, which no JSON string
@@ -113,6 +114,7 @@ class StreamParser:
         new_call_id: Makes the id of the next call; the default is random.
         stops: What ends the content; None for nothing.
         calls: Reads calls; None: in the JSON form, of unknown tools.
+        reads_calls: False where the request has no tools: the markers of calls are text then.
     """
 
     def __init__(
@@ -123,10 +125,14 @@ class StreamParser:
         new_call_id: Callable[[], str] | None = None,
         stops: StopStrings | None = None,
         calls: JsonCalls | XmlCalls | None = None,
+        reads_calls: bool = True,
     ) -> None:
         self._vocabulary = vocabulary
         self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
+        self._plain: tuple[str, ...] = () if reads_calls else (CALL, CALL_END)
         markers = (*_MARKERS, FUNCTION) if isinstance(calls, XmlCalls) else _MARKERS
+        if not reads_calls:
+            markers = (THINK, THINK_END)
         self._spelled = tuple(
             marker for marker in markers if marker not in vocabulary.control_tokens
         )
@@ -164,7 +170,9 @@ class StreamParser:
                 self._read(self._decoder.decode(self._vocabulary.token_bytes(token_id)))
             else:
                 self._release()
-                if not (control.startswith("<|") and control.endswith("|>")):
+                if control in self._plain:
+                    self._turn.text(control)
+                elif not (control.startswith("<|") and control.endswith("|>")):
                     self._turn.marker(control)
             if was_reasoning or self._turn.region == "reasoning":
                 self._num_reasoning_tokens += 1

@@ -23,4 +23,5 @@ def turn_parser(model: LoadedModel, admitted: AdmittedRequest) -> StreamParser |
         starts_in="reasoning" if admitted.prompt.starts_in_reasoning else "text",
         stops=admitted.stops,
         calls=XmlCalls(tools, is_exact=is_exact) if is_xml else JsonCalls(tools),
+        reads_calls=bool(tools),
     )

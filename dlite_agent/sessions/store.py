@@ -187,7 +187,8 @@ class SessionStore:
 
     def adopt(self, session: Session, tenant: str = "") -> Resident:
         """Keep an idle session of this store's target that was made elsewhere."""
-        entry = Resident(session, TokenTrail(session.token_ids), tenant=tenant)
+        trail = TokenTrail(session.token_ids)
+        entry = Resident(session, trail, tenant=tenant, released_at=self._clock())
         self._entries[session.session_id] = entry
         return entry
 

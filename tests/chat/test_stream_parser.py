@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dlite_agent.chat.call_json import finite
 from dlite_agent.chat.json_calls import JsonCalls
-from dlite_agent.chat.messages import Delta, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
+from dlite_agent.chat.messages import Delta, Message, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser, merge_deltas
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -356,6 +356,21 @@ def test_split_marker_is_a_marker_where_the_vocabulary_has_no_id() -> None:  # 1
     assert calls(turn) == [("f", "{}")]
     turn = parse(SPELLED, "a <tool is <<tool_call is <think> fine <tool_cal")
     assert turn.message.content == "a <tool is <<tool_call is <think> fine <tool_cal"
+
+
+@EITHER
+def test_without_tools_the_markers_of_calls_are_text(vocabulary: Bytes) -> None:
+    text = 'Use:\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    ids = vocabulary.encode(f"<think>\n<tool_call>\n</think>\n\n{text}")
+    for size in (1, 3, len(ids)):
+        parser = StreamParser(vocabulary, reads_calls=False)
+        deltas = [
+            delta for at in range(0, len(ids), size) for delta in parser.feed(ids[at : at + size])
+        ]
+        turn = parser.finish("stop")
+        check_consistent([*deltas, *turn.deltas], turn)
+        assert turn.message == Message("assistant", text, "<tool_call>")
+        assert (turn.finish_reason, turn.unparsed) == ("stop", ())
 
 
 def test_text_is_held_back_no_longer_than_it_must() -> None:

@@ -83,8 +83,10 @@ def test_a_session_is_pinned_forked_saved_loaded_and_forgotten(http: httpx.Clien
     assert {(s["id"], s["tier"]) for s in sessions(http)} >= {(first, "device")}
     for action, is_pinned in (("pin", True), ("unpin", False), ("save", False)):
         assert http.post(f"{path}/mine/{action}").json() == {"id": first}
-        (resident,) = [s for s in sessions(http) if s["tier"] == "device"]
+        device = {s["id"]: s for s in sessions(http) if s["tier"] == "device"}
+        resident = device[first]  # beside it, what idle time builds
         assert resident["is_pinned"] is is_pinned
+        assert all(session["idle_s"] < LIMIT_S for session in device.values())
     assert (first, "disk") in {(s["id"], s["tier"]) for s in sessions(http)}
     fork = http.post(f"{path}/mine/fork", json={"name": "other"}).json()
     held = {s["id"]: s["num_tokens"] for s in sessions(http) if s["tier"] == "device"}
