@@ -215,4 +215,5 @@ def _open_progress(stage: str) -> Progress:
     )
     progress.add_task(stage, total=1.0)
     progress.start()
+    progress.console.show_cursor()  # or a SIGTERM would leave the shell without one
     return progress

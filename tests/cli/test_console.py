@@ -100,11 +100,12 @@ def test_a_long_load_is_shown_on_a_terminal_and_wiped(monkeypatch: pytest.Monkey
     for thread in threads:
         thread.start()
         thread.join()
+    hidden, shown = terminal.getvalue().split("\x1b[?25h")
+    assert hidden.startswith("\x1b[?25l")
+    assert "\x1b[?25l" not in shown, "whatever ends us, the cursor is there"
     loading.close()
-    before, _, after = terminal.getvalue().rpartition("download")
-    assert before.startswith("\x1b[?25l"), "the cursor is hidden"
+    _, _, after = terminal.getvalue().rpartition("download")
     assert "100%" in after
-    assert "\x1b[?25h" in after, "the cursor is back"
     assert after.endswith("\x1b[2K"), "the line is empty"
     loading("load", 0.5)
     assert terminal.getvalue().endswith(after)
