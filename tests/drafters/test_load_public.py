@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -73,6 +75,12 @@ def draft(drafter: Drafter, target: DenseTransformer) -> DraftBlock:
     return drafted
 
 
+def about(block: DraftBlock) -> Any:
+    """Equal to blocks whose confidence differs in its last bits, as tensors lie in memory."""
+    confidence: Any = pytest.approx(block.confidence, abs=1e-5)
+    return replace(block, confidence=confidence)
+
+
 def drafts(folder: str, target: DenseTransformer) -> DraftBlock:
     return draft(load(folder, target), target)
 
@@ -84,7 +92,7 @@ def test_dspark_of_three_projects_drafts_alike(
     config, tensors = block(target, head=head, confidence="token")
     ends = folders.ends(target)
     first = folders.write_drafter(tmp_path / "a", folders.deepspec(config), tensors | ends)
-    expected = drafts(first, target)
+    expected = about(drafts(first, target))
     assert len(expected.token_ids) == 7
     assert expected.source == "dspark"
     specforge = folders.zlab(config, "DSparkDraftModel")
@@ -145,7 +153,7 @@ def test_dflash2_of_two_projects_drafts_alike(target: DenseTransformer, tmp_path
         softcap=30.0, output_multiplier=0.5, embedding_scale=0.9,
     )  # fmt: skip
     zlab = folders.zlab(config, "DFlash2DraftModel")
-    expected = drafts(folders.write_drafter(tmp_path / "a", zlab, tensors), target)
+    expected = about(drafts(folders.write_drafter(tmp_path / "a", zlab, tensors), target))
     assert (len(expected.token_ids), expected.source) == (6, "dflash2")
     converted = folders.speculators(config, "dflash2")
     folder = folders.write_drafter(tmp_path / "b", converted, tensors | folders.ends(target))
@@ -176,7 +184,7 @@ def test_eagle3_of_two_projects_drafts_alike(
     folder = folders.write_drafter(
         tmp_path / "a", folders.eagle3_safeai(config), folders.midlayer(tensors)
     )
-    expected = drafts(folder, target)
+    expected = about(drafts(folder, target))
     assert (len(expected.token_ids), expected.source) == (5, "eagle3")
     if rows:
         assert set(expected.token_ids) <= set(ids.tolist())
