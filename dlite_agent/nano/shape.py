@@ -9,7 +9,7 @@ __all__ = ["NanoConfig"]
 
 @dataclass(frozen=True, slots=True)
 class NanoConfig:
-    """Shape of the network; the defaults are `nano-1`."""
+    """Shape of the network; the defaults are those of `nano`."""
 
     vocab_size: int = 1536
     hidden_size: int = 224

@@ -63,10 +63,6 @@ class TestNano(ChatModelIntegrationTests):
         params = {**self.chat_model_params, "enable_thinking": True, "max_tokens": 256}
         return _ask(self.chat_model_class(**params), [HumanMessage("Hello")], stream=stream)
 
-    @pytest.mark.xfail(reason="nano-1 cannot copy Chinese names into a call")
-    def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:  # type: ignore[override]
-        super().test_unicode_tool_call_integration(model)
-
 
 def _ask(model: BaseChatModel, messages: list[Any], *, stream: bool) -> AIMessage:
     if not stream:
