@@ -59,12 +59,19 @@ def served_here(folder: Path) -> Iterator[Served]:
         yield Served(server.url)
 
 
+def children(pid: int) -> list[int]:
+    """Processes that any thread of one has started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in lists for child in path.read_text(encoding="ascii").split()]
+
+
 @contextmanager
 def served_apart(folder: Path) -> Iterator[Served]:
     """The command as a user starts it: a process for the server, and one for its engine."""
     command = [sys.executable, "-m", "dlite_agent.cli.main", "serve", str(folder), "--port", "0"]
     flags = f"--dtype float64 --max-num-seqs {MAX_RUNNING} --max-queue {MAX_QUEUE}".split()
     added = {"DLITE_MAX_KV_BYTES": str(MAX_KV_BYTES), "DLITE_IDLE": "false"}
+    added["OMP_NUM_THREADS"] = "1"  # the clients are this process, and take a core too
     with subprocess.Popen(
         [*command, *flags],
         stderr=subprocess.PIPE,
@@ -76,8 +83,7 @@ def served_apart(folder: Path) -> Iterator[Served]:
             url = re.search(r"http://[^/\s]+", process.stderr.readline())
             assert url is not None
             assert "tokens of context" in process.stderr.readline()
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-            yield Served(url[0], (process.pid, *map(int, children.split())))
+            yield Served(url[0], (process.pid, *children(process.pid)))
         finally:
             process.terminate()
             process.communicate(timeout=LIMIT_S)
