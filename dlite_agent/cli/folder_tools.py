@@ -27,7 +27,6 @@ MAX_LISTED = 500
 _MAX_WALKED = 20_000
 _MAX_FOUND = 100
 _HIDDEN = ("__pycache__", "node_modules", ".")
-_PREVIEW = 12  # lines of a text that the user is shown before it is written
 
 
 class _RefusedError(Exception):
@@ -196,9 +195,7 @@ def _preview(arguments: Arguments) -> list[str]:
     """The lines that an edit takes out and puts in, or that are written."""
     removed = str(arguments.get("old", "")).splitlines()
     added = str(arguments.get("new", arguments.get("text", ""))).splitlines()
-    lines = [f"- {line}" for line in removed] + [f"+ {line}" for line in added]
-    left = len(lines) - 2 * _PREVIEW
-    return [*lines[: 2 * _PREVIEW], *([f"({left} more lines)"] if left > 0 else [])]
+    return [f"- {line}" for line in removed] + [f"+ {line}" for line in added]
 
 
 def _replace(path: Path, text: str) -> None:
