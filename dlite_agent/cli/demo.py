@@ -15,12 +15,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from dlite_agent.backend import ChatBackend, ChatRequest
-from dlite_agent.chat.messages import Message
+from dlite_agent.backend import ChatBackend
 from dlite_agent.cli.comparison import Comparison, Margin, cold_margin, compare
 from dlite_agent.cli.console import styled, write
 from dlite_agent.cli.demo_report import POLICIES, demo_report, demo_summary
-from dlite_agent.config import DType, EngineConfig, ReusePolicy, SamplingParams
+from dlite_agent.config import DType, EngineConfig, ReusePolicy
 from dlite_agent.errors import ConfigurationError
 from dlite_agent.outputs import Generation
 
@@ -71,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--bugs is {arguments.bugs}; use at least 1")
     require_langchain()
     open_backend = _opener(arguments)
-    _warm_up(open_backend)
+    _warm_up(arguments, open_backend)
     report = run_demo(arguments, open_backend, cold_margin(MODEL, arguments.dtype))
     if arguments.json:
         from dlite_agent.bench.report import conditions
@@ -80,13 +79,27 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if report["solved"] and report["identical"] else 1
 
 
-def _warm_up(open_backend: OpenBackend) -> None:
-    """Pay for a process's first turns (libraries' first calls, memory), which no policy owes."""
-    request = ChatRequest(
-        (Message(role="user", content="hello " * 500),), sampling=SamplingParams(max_tokens=32)
-    )
-    with open_backend("none") as backend:
-        backend.generate(request)
+def _warm_up(arguments: argparse.Namespace, open_backend: OpenBackend) -> None:
+    """Do the task once, unshown.
+
+    A process's first call with each number of rows costs more, which no policy owes.
+    """
+    task, thinking = _task(arguments), _thinking(arguments)
+    with (
+        tempfile.TemporaryDirectory(prefix="dlite-demo-") as scratch,
+        open_backend("session") as backend,
+    ):
+        _run_agent(backend, task, Path(scratch) / "first", thinking, _Show(quiet=True))
+
+
+def _task(arguments: argparse.Namespace) -> Task:
+    from dlite_agent.nano.world import make_task
+
+    return make_task(arguments.seed, split="heldout", size=arguments.size, num_bugs=arguments.bugs)
+
+
+def _thinking(arguments: argparse.Namespace) -> bool | None:
+    return False if arguments.no_think else None
 
 
 def run_demo(
@@ -102,14 +115,12 @@ def run_demo(
     Returns:
         The report.
     """
-    from dlite_agent.nano.world import make_task
-
-    task = make_task(arguments.seed, split="heldout", size=arguments.size, num_bugs=arguments.bugs)
+    task = _task(arguments)
     show = _Show(quiet=arguments.json)
     bugs = "one bug" if task.num_bugs == 1 else f"{task.num_bugs} bugs"
     show.line(f"A repository of {len(task.files())} files with {bugs}. The user: {task.prompt}")
     show.line(f"{MODEL}, {arguments.dtype}, drafter {arguments.drafter}, greedy; three runs.")
-    thinking = False if arguments.no_think else None
+    thinking = _thinking(arguments)
     runs: dict[ReusePolicy, AgentRun] = {}
     with tempfile.TemporaryDirectory(prefix="dlite-demo-") as scratch:
         for policy, title in POLICIES.items():
