@@ -42,11 +42,11 @@ class Prints:
     def __init__(self, model: ChatDLite, word: str) -> None:
         self._lines = [f"src/{word}_{number}.py\n" for number in range(30)]
         self._rows = lambda: model.cache_info().rows_computed
-        self.tool = tool("list_files", description="List the files.")(
-            self._run
-        )  # nano calls it first
+        about = "Apply a magic function to an input."
+        self.tool = tool("magic_function", description=about)(self._run)  # nano knows it
 
-    def _run(self, runtime: ToolRuntime) -> str:
+    def _run(self, x: int, runtime: ToolRuntime) -> str:
+        assert x == 3
         before, waited = self._rows(), threading.Event()
         runtime.emit_output_delta("".join(self._lines))
         runtime.emit_output_delta({"not": "text"})
@@ -66,7 +66,8 @@ async def test_what_a_tool_prints_is_prefilled_while_it_runs(nano: ChatDLite, mo
     agent = create_agent(
         nano, [Prints(nano, mode).tool], middleware=[FeedToolOutput()], checkpointer=InMemorySaver()
     )
-    request: Any = {"messages": [HumanMessage(f"The tests fail in {mode}. Fix the bug.")]}
+    asked = f"What is the value of magic_function(3)? Use the tool. ({mode})"
+    request: Any = {"messages": [HumanMessage(asked)]}
     config: Any = {"recursion_limit": 3, "configurable": {"thread_id": mode}}
     with suppress(RecursionError):  # nano would go on
         agent.invoke(request, config) if mode == "invoke" else await agent.ainvoke(request, config)
