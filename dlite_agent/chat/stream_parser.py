@@ -130,9 +130,9 @@ class StreamParser:
         self._vocabulary = vocabulary
         self._control = {token_id: text for text, token_id in vocabulary.control_tokens.items()}
         self._plain: tuple[str, ...] = () if reads_calls else (CALL, CALL_END)
-        markers = (*_MARKERS, FUNCTION) if isinstance(calls, XmlCalls) else _MARKERS
-        if not reads_calls:
-            markers = (THINK, THINK_END)
+        markers: tuple[str, ...] = _MARKERS if reads_calls else (THINK, THINK_END)
+        if reads_calls and isinstance(calls, XmlCalls):
+            markers = (*markers, FUNCTION)
         self._spelled = tuple(
             marker for marker in markers if marker not in vocabulary.control_tokens
         )

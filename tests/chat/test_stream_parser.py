@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 from dlite_agent.chat.call_json import finite
 from dlite_agent.chat.json_calls import JsonCalls
-from dlite_agent.chat.messages import Delta, Message, ReasoningDelta, TextDelta, ToolCallDelta, ToolSpec
+from dlite_agent.chat.messages import (
+    Delta,
+    Message,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolSpec,
+)
 from dlite_agent.chat.stream_parser import EndReason, ParsedTurn, StreamParser, merge_deltas
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

@@ -144,7 +144,9 @@ def test_an_edit_is_shown_before_it_is_made(root: Path) -> None:
     preview = tools["edit_file"].preview
     assert preview is not None
     assert preview({"path": "a", "old": "x\ny", "new": "z"}) == ["- x", "- y", "+ z"]
-    assert preview({"path": "a", "text": "x\n" * 100}) == ["+ x"] * 100  # nothing is consented to unseen
+    assert (
+        preview({"path": "a", "text": "x\n" * 100}) == ["+ x"] * 100
+    )  # nothing is consented to unseen
     assert [tool.spec.name for tool in tools.values() if not tool.is_reading] == [
         "edit_file",
         "write_file",
