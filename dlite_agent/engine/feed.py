@@ -17,16 +17,13 @@ from dlite_agent.engine.admission import AdmittedRequest
 from dlite_agent.engine.batch_share import BatchShare
 from dlite_agent.engine.loading import LoadedModel
 from dlite_agent.engine.publishing import keep_public, public_prefix
+from dlite_agent.engine.sure_prefix import sure_prefix
 from dlite_agent.engine.turn_session import find_session
 from dlite_agent.errors import CapacityError
 from dlite_agent.outputs import GenerationChunk
-from dlite_agent.sessions.prefix import common_prefix_length
 from dlite_agent.sessions.request import make_request
 
 __all__ = ["feed_steps"]
-
-# Nothing merges with both of them.
-_CONTINUATIONS = ("a", "\n")
 
 
 def feed_steps(
@@ -71,24 +68,15 @@ def feed_steps(
 
 def _sure_prefix(admitted: AdmittedRequest) -> RenderedPrompt:
     """The prompt up to what may still change; the last message counts as an answer to drop."""
-    request, memory = admitted.request, admitted.memory
+    request = admitted.request
     if request.is_public:
         return public_prefix(admitted)
     *before, last = request.messages
     whole_lines = last.content[: last.content.rfind("\n") + 1].rstrip()
-    prompts = [
-        memory.renderer.render(
-            (*before, replace(last, content=whole_lines + text)),
-            request.tools,
-            template_kwargs=request.template_kwargs,
-            splices=admitted.plan.splices,
-            add_generation_prompt=False,
-        )
-        for text in _CONTINUATIONS
-    ]
-    ids = [list(prompt.token_ids) for prompt in prompts]
-    length = common_prefix_length(*ids)
+    prompt, length = sure_prefix(
+        admitted, lambda text: (*before, replace(last, content=whole_lines + text))
+    )
     index = len(request.messages) - 1
-    starts = (s.start for s in prompts[0].segments if s.message_index == index)
+    starts = (s.start for s in prompt.segments if s.message_index == index)
     start = min(next(starts, length), length)
-    return RenderedPrompt(tuple(ids[0][:length]), (Segment(None, start, length),))
+    return RenderedPrompt(tuple(prompt.token_ids[:length]), (Segment(None, start, length),))

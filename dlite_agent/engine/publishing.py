@@ -23,37 +23,23 @@ from dlite_agent.chat.openai_format import (
 from dlite_agent.chat.renderer import RenderedPrompt, Segment
 from dlite_agent.engine.admission import AdmittedRequest
 from dlite_agent.engine.loading import LoadedModel
+from dlite_agent.engine.sure_prefix import sure_prefix
 from dlite_agent.errors import ConfigurationError, DLiteError
 from dlite_agent.sessions.kept import ANSWER_START, HINT, TENANT
-from dlite_agent.sessions.prefix import common_prefix_length
 from dlite_agent.sessions.public import PUBLIC
 from dlite_agent.sessions.session import Session
 
 __all__ = ["keep_public", "public_prefix", "publish_files", "read_public_file"]
 
-# What may follow the declared messages: of what both prompts begin with, all is sure to come.
-_CONTINUATIONS = ("a", "\n")
-
 
 def public_prefix(admitted: AdmittedRequest) -> RenderedPrompt:
     """The prompt up to the end of the last message, as it is in any prompt that goes on."""
-    request, memory = admitted.request, admitted.memory
-    prompts = [
-        memory.renderer.render(
-            (*request.messages, Message("user", text)),
-            request.tools,
-            template_kwargs=request.template_kwargs,
-            splices=admitted.plan.splices,
-            add_generation_prompt=False,
-        )
-        for text in _CONTINUATIONS
-    ]
-    ids = [list(prompt.token_ids) for prompt in prompts]
-    length = common_prefix_length(*ids)
-    last = len(request.messages) - 1
-    ends = (s.stop for s in prompts[0].segments if s.message_index == last)
+    messages = admitted.request.messages
+    prompt, length = sure_prefix(admitted, lambda text: (*messages, Message("user", text)))
+    last = len(messages) - 1
+    ends = (s.stop for s in prompt.segments if s.message_index == last)
     length = min(next(ends, length), length)
-    return RenderedPrompt(tuple(ids[0][:length]), (Segment(None, length, length),))
+    return RenderedPrompt(tuple(prompt.token_ids[:length]), (Segment(None, length, length),))
 
 
 def keep_public(model: LoadedModel, admitted: AdmittedRequest, session: Session) -> None:
