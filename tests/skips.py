@@ -22,7 +22,7 @@ _MAY_BE_MISSING = re.compile(
             "compiler|gcc",
             "IPv6",
             "no right to mount",
-            "langgraph_api|bfcl",  # want other versions of what we have
+            "langgraph-cli|bfcl",  # want other versions of what we have
         ]
     )
 )
