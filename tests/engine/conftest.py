@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dlite_agent.config import EngineConfig
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.service import ModelService
+from tests.engine.loader import loader
 from tests.tiny_checkpoint import write_checkpoint
 
 
@@ -18,14 +18,5 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def load(folder: Path) -> Iterator[Callable[..., ModelService]]:
     """Loads `folder` with options of `EngineConfig`; what it loaded is closed after the test."""
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "prefill_chunk": 32} | options
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
+    with loader(folder, prefill_chunk=32) as load:
+        yield load

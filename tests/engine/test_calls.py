@@ -15,10 +15,11 @@ import pytest
 from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import JSON, Message, ToolSpec
 from dlite_agent.chat.output_rules import AnswerFormat, OutputRules, ToolChoice
-from dlite_agent.config import EngineConfig, SamplingParams
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.config import SamplingParams
+from dlite_agent.engine.service import ModelService
 from dlite_agent.outputs import Generation, GenerationChunk
 from tests.conversations import Agent
+from tests.engine.loader import loader
 from tests.tiny_checkpoint import control_id, write_checkpoint
 
 # As Qwen3-Coder's writes calls and results, without its prose about tools.
@@ -68,17 +69,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, **options}
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
+    with loader(folder) as load:
+        yield load
 
 
 def generate(

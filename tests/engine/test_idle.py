@@ -14,10 +14,11 @@ from dlite_agent.backend import ChatRequest
 from dlite_agent.chat.messages import Message
 from dlite_agent.config import EngineConfig
 from dlite_agent.engine.engine import Engine
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.service import ModelService
 from dlite_agent.outputs import Generation
 from tests.clients import Client
 from tests.conversations import sampled
+from tests.engine.loader import loader
 from tests.tiny_checkpoint import write_checkpoint
 
 Load = Callable[..., ModelService]
@@ -30,17 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def load(folder: Path) -> Iterator[Load]:
-    services: list[ModelService] = []
-
-    def loader(**options: Any) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "drafter": "null"} | options
-        config = EngineConfig(model=str(folder), **options)
-        services.append(load_service(config, lambda *_: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
+    with loader(folder, drafter="null") as load:
+        yield load
 
 
 def generate(service: ModelService, request: ChatRequest) -> Generation:

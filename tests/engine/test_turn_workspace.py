@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dlite_agent.config import EngineConfig
-from dlite_agent.engine.service import ModelService, load_service
+from dlite_agent.engine.service import ModelService
 from tests.conversations import Agent
+from tests.engine.loader import loader
 from tests.tiny_checkpoint import write_checkpoint
 
 Load = Callable[..., ModelService]
@@ -21,17 +21,8 @@ Load = Callable[..., ModelService]
 @pytest.fixture
 def load(tmp_path: Path) -> Iterator[Load]:
     folder = write_checkpoint(tmp_path / "model", max_positions=4096)
-    services: list[ModelService] = []
-
-    def loader(**options: object) -> ModelService:
-        options = {"dtype": "float64", "max_kv_bytes": 32 * 2**20, "cache_dir": "off"} | options
-        config = EngineConfig(model=str(folder), **options)  # type: ignore[arg-type]
-        services.append(load_service(config, lambda stage, fraction: None))
-        return services[-1]
-
-    yield loader
-    for service in services:
-        service.close()
+    with loader(folder, cache_dir="off") as load:
+        yield load
 
 
 def converse(service: ModelService, agent: Agent, num_turns: int, *, tenant: str = "") -> Agent:
