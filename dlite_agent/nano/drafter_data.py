@@ -1,6 +1,6 @@
 """What nano's drafter learns from: nano's own taps on its world, and what nano chose there.
 
-The oracle's conversations are forwarded as they stand. Nano agrees with 98 of 100 of their tokens,
+The oracle's conversations are forwarded as they stand. Nano agrees with 99 of 100 of their tokens,
 and a slot behind one where it does not is left out (`training.records`), so that what is learned is
 what nano itself would write.
 """
